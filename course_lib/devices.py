@@ -1,0 +1,236 @@
+"""What this machine has, and several devices made out of one.
+
+Needs nothing until `simulate` starts TensorFlow or JAX; taught in notebooks/00.
+The only module, beside the command line and the cluster, that reads or sets
+environment variables.
+"""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from course_lib.errors import CourseError
+
+FRAMEWORK_NAMES = {"tensorflow": "TensorFlow", "jax": "JAX"}
+PACKAGES = ("tensorflow", "keras", "tf_keras", "jax", "libtpu", "numpy", "tensorflow-datasets", "jupyterlab", "ipywidgets")
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The devices that a lesson's replicas run on.
+
+    names      one per device, as the framework spells them ("CPU:0" or "cpu:0")
+    framework  "tensorflow" or "jax"
+    simulated  True when they are slices of one CPU, False when each is an accelerator
+    """
+
+    names: tuple[str, ...]
+    framework: str
+    simulated: bool
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __str__(self) -> str:
+        kind = "simulated on this machine's CPU" if self.simulated else "real accelerators"
+        return f"{len(self)} devices for {FRAMEWORK_NAMES[self.framework]}, {kind}: {', '.join(self.names)}"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What was found without starting a framework.
+
+    cores         CPU cores that this process may use
+    memory_bytes  host memory, or None where the system does not tell
+    gpus          one name per GPU
+    tpu           the TPU's name, or None
+    python        Python's version
+    versions      package name to installed version, None when not installed
+    """
+
+    cores: int
+    memory_bytes: int | None
+    gpus: tuple[str, ...]
+    tpu: str | None
+    python: str
+    versions: dict[str, str | None]
+
+    def __str__(self) -> str:
+        memory = "unknown" if self.memory_bytes is None else f"{self.memory_bytes / 2**30:.0f} GiB"
+        rows = {
+            "CPU cores": str(self.cores),
+            "memory": memory,
+            "GPUs": ", ".join(self.gpus) or "none",
+            "TPU": self.tpu or "none",
+            "Python": self.python,
+            **{name: version or "not installed" for name, version in self.versions.items()},
+        }
+        return "\n".join(f"{name:20} {value}" for name, value in rows.items())
+
+
+def machine() -> Machine:
+    """Describe this machine; starts no framework, so it is safe before `simulate`."""
+    return Machine(
+        cores=_usable_cores(),
+        memory_bytes=_memory_bytes(),
+        gpus=_gpu_names(),
+        tpu=_tpu_name(),
+        python=platform.python_version(),
+        versions={name: _version(name) for name in PACKAGES},
+    )
+
+
+def simulate(count: int, framework: str = "tensorflow") -> Devices:
+    """Start the framework with `count` devices and return them.
+
+    Takes the machine's accelerators when it has at least `count` of them;
+    otherwise divides the CPU into `count` devices. They compute and hold
+    tensors separately, and share the same cores. Also picks the framework as
+    Keras' backend. The same call again returns the same devices.
+
+    framework  "tensorflow" or "jax"
+    Raises     CourseError when the framework is missing, has already started
+               with other devices, or Keras already runs on another backend
+    """
+    if framework not in FRAMEWORK_NAMES:
+        raise CourseError(f"simulate() knows the frameworks {', '.join(FRAMEWORK_NAMES)}, not {framework!r}.")
+    if count < 1:
+        raise CourseError(f"simulate() makes 1 device or more, and was asked for {count}.")
+    if _version(framework) is None:
+        raise CourseError(
+            f"{FRAMEWORK_NAMES[framework]} is not installed in this Python {platform.python_version()}; "
+            f"install it with `pip install {framework}` or, in Colab, choose another runtime type."
+        )
+    _choose_keras_backend(framework)
+    _quieten()
+    with _without_start_up_log():
+        return {"tensorflow": _simulate_tensorflow, "jax": _simulate_jax}[framework](count)
+
+
+def cache_folder() -> Path:
+    """The course's folder in the user's cache, made when missing."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
+    folder = Path(base) / "distributed-training-course"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _simulate_tensorflow(count: int) -> Devices:
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    simulated = len(gpus) < count
+    if simulated:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        try:
+            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+        except RuntimeError:
+            raise _started("tensorflow", len(tf.config.list_logical_devices("CPU")), count) from None
+    kind = "CPU" if simulated else "GPU"
+    started = len(tf.config.list_logical_devices(kind))  # starts TensorFlow: from here on the devices are fixed
+    if started < count:
+        raise _started("tensorflow", started, count)
+    return Devices(tuple(f"{kind}:{i}" for i in range(count)), "tensorflow", simulated)
+
+
+def _simulate_jax(count: int) -> Devices:
+    import jax
+
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:  # JAX has started; fine when an earlier call made the same devices
+        if len(jax.devices("cpu")) != count:
+            raise _started("jax", len(jax.devices("cpu")), count) from None
+    accelerators = [device for device in jax.devices() if device.platform != "cpu"]
+    simulated = len(accelerators) < count
+    chosen = jax.devices("cpu") if simulated else accelerators[:count]
+    if simulated and accelerators:
+        jax.config.update("jax_default_device", chosen[0])
+    return Devices(tuple(f"{device.platform}:{device.id}" for device in chosen), "jax", simulated)
+
+
+def _started(framework: str, found: int, wanted: int) -> CourseError:
+    name = FRAMEWORK_NAMES[framework]
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    place = f"this cell (In [{shell.execution_count}])" if shell else "this call"
+    return CourseError(
+        f"{name} has already started with {found} device(s), so simulate({wanted}) comes too late: "
+        f"restart the kernel and move {place} above the first cell that uses {name}."
+    )
+
+
+def _choose_keras_backend(framework: str) -> None:
+    if "keras" not in sys.modules:
+        os.environ["KERAS_BACKEND"] = framework
+    elif (running := sys.modules["keras"].backend.backend()) != framework:
+        raise CourseError(
+            f"Keras was imported with the {running} backend, and this lesson uses {framework}: "
+            f"restart the kernel and call simulate() before `import keras`."
+        )
+
+
+def _quieten() -> None:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    if not _gpu_names() and _tpu_name() is None:
+        # libtpu is installed for its compiler; without this JAX would look for a TPU that isn't there.
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+
+
+@contextmanager
+def _without_start_up_log() -> Iterator[None]:
+    """Keep C++ lines off the notebook: TensorFlow 2.21 prints some at any log level."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as log:
+        os.dup2(log.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _memory_bytes() -> int | None:
+    if not hasattr(os, "sysconf"):
+        return None
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _gpu_names() -> tuple[str, ...]:
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return tuple(listing.stdout.splitlines()) if listing.returncode == 0 else ()
+
+
+def _tpu_name() -> str | None:
+    """The accelerator type where the runtime names it, else the kind of device file."""
+    if any(Path("/dev").glob("accel[0-9]*")) or any(Path("/dev/vfio").glob("[0-9]*")):
+        return os.environ.get("TPU_ACCELERATOR_TYPE", "TPU")
+    return None
+
+
+def _version(package: str) -> str | None:
+    builds = (package, "tensorflow-cpu", "tensorflow-tpu") if package == "tensorflow" else (package,)
+    for build in builds:
+        try:
+            return importlib.metadata.version(build)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None

@@ -1,0 +1,119 @@
+"""Figures with a text twin; the only module that imports matplotlib.
+
+Every figure's caption states its finding in words, so that a reader who does
+not see the picture loses nothing. Used by all lessons.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure as Canvas
+
+# Okabe & Ito (2008): eight colours that colour-blind readers can tell apart.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442", "#000000")
+MARKERS = "osD^vPX*"
+
+
+class Figure:
+    """A drawn canvas and the caption that carries its finding."""
+
+    def __init__(self, canvas: Canvas, caption: str):
+        self.canvas = canvas
+        self.caption = caption
+
+    def __repr__(self) -> str:
+        return f"Figure: {self.caption}"
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        """IPython's hook: the picture with its alternative text, and the caption below for everyone."""
+        picture = io.BytesIO()
+        self.canvas.text(0.5, -0.02, self.caption, ha="center", va="top", fontsize=9, wrap=True)
+        self.canvas.savefig(picture, format="png", dpi=110, bbox_inches="tight")
+        self.canvas.texts.pop()
+        return {"text/plain": repr(self), "image/png": picture.getvalue()}, {"image/png": {"alt": self.caption}}
+
+
+def bars(values: Mapping[str, float], unit: str, caption: str, reference: float | None = None) -> Figure:
+    """Horizontal bars, one per name, each labelled with its value.
+
+    values     name to height, in `unit`
+    reference  a value to draw as a dashed line, in `unit`
+    """
+    canvas, axes = _axes(height=0.45 * len(values) + 0.9)
+    drawn = axes.barh(list(values), list(values.values()), color=COLOURS[0], height=0.6)
+    axes.bar_label(drawn, [f"{value:,.4g}" for value in values.values()], padding=4)
+    axes.invert_yaxis()
+    axes.set_xlabel(unit)
+    axes.margins(x=0.15)
+    if reference is not None:
+        axes.axvline(reference, color=COLOURS[3], linestyle="--")
+    return Figure(canvas, caption)
+
+
+def lines(
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    xlabel: str,
+    ylabel: str,
+    caption: str,
+    log_y: bool = False,
+) -> Figure:
+    """One line per name through its (xs, ys); axis labels name the units."""
+    canvas, axes = _axes(height=3.2)
+    for (name, (xs, ys)), colour, marker in zip(series.items(), COLOURS, MARKERS):
+        axes.plot(xs, ys, color=colour, marker=marker, markersize=4, label=name)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    if log_y:
+        axes.set_yscale("log")
+    axes.legend(frameon=False)
+    return Figure(canvas, caption)
+
+
+def images(pictures, titles: Sequence[str], caption: str) -> Figure:
+    """A row of grey or colour images.
+
+    pictures  (n, height, width, channels) in [0, 1], or channels dropped
+    """
+    canvas = Canvas(figsize=(1.1 * len(titles), 1.4))
+    for axes, picture, title in zip(canvas.subplots(1, len(titles), squeeze=False)[0], pictures, titles):
+        axes.imshow(picture.squeeze(), cmap="gray_r", vmin=0, vmax=1)
+        axes.set_title(title, fontsize=9)
+        axes.axis("off")
+    return Figure(canvas, caption)
+
+
+def messages(networks: Mapping[str, object], caption: str) -> Figure:
+    """Ledgers of `collectives.Network`s side by side: time runs down, workers across, one arrow per message.
+
+    networks  name to ledger; an arrow's width is its share of the largest message drawn
+    """
+    largest = max(message.size_bytes for network in networks.values() for message in network.messages)
+    rounds = max(network.rounds for network in networks.values())
+    canvas = Canvas(figsize=(3.0 * len(networks), 0.42 * rounds + 1.0), layout="constrained")
+    for axes, (name, network) in zip(canvas.subplots(1, len(networks), sharey=True, squeeze=False)[0], networks.items()):
+        for message in network.messages:
+            start, end = (message.source, message.round + 0.15), (message.target, message.round + 0.85)
+            style = {"arrowstyle": "-|>", "color": COLOURS[message.source % len(COLOURS)], "shrinkA": 0, "shrinkB": 0}
+            axes.annotate("", end, start, arrowprops={**style, "linewidth": 0.5 + 3 * message.size_bytes / largest})
+        axes.set(title=name, xlabel="worker", xlim=(-0.4, network.workers - 0.6), ylim=(rounds, 0))
+        axes.set_xticks(range(network.workers))
+        axes.grid(axis="x", color="0.85")
+        axes.spines[["top", "right"]].set_visible(False)
+    canvas.axes[0].set_ylabel("round")
+    return Figure(canvas, caption)
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table in plain text: the first column to the left, the others to the right."""
+    cells = [[str(cell) for cell in row] for row in (headers, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    aligned = (
+        [cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))] for row in cells
+    )
+    return "\n".join("  ".join(row).rstrip() for row in aligned)
+
+
+def _axes(height: float):
+    canvas = Canvas(figsize=(7.2, height), layout="constrained")
+    axes = canvas.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    return canvas, axes
