@@ -6,7 +6,6 @@ last bits, so "equal" needs a tolerance, and a tolerance needs a reason.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 
 import numpy as np
 
@@ -51,7 +50,7 @@ class Difference:
         return self.largest <= self.allowed  # False for NaN, as it should be
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """The differences between two runs; prints the worst ones."""
 
@@ -80,8 +79,7 @@ class Comparison:
         beyond = [difference for difference in self.differences if not difference.equal]
         return "\n".join([head, *(f"  {d.what}: off by {d.largest:.1e}, allowed {d.allowed:.1e}" for d in beyond[:5])])
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+    __repr__ = __str__
 
 
 def compare(one: Run, other: Run, *, relative: float, reason: str) -> Comparison:

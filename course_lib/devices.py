@@ -125,6 +125,7 @@ def cache_folder() -> Path:
 def _simulate_tensorflow(count: int) -> Devices:
     import tensorflow as tf
 
+    tf.get_logger().setLevel("WARNING")  # strategies report every reduction they trace
     gpus = tf.config.list_physical_devices("GPU")
     simulated = len(gpus) < count
     if simulated:

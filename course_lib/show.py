@@ -4,7 +4,10 @@ Every figure's caption states its finding in words, so that a reader who does
 not see the picture loses nothing. Used by all lessons.
 """
 
+import ast
+import inspect
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure as Canvas
@@ -55,15 +58,19 @@ def lines(
     xlabel: str,
     ylabel: str,
     caption: str,
-    log_y: bool = False,
+    log: bool = False,
 ) -> Figure:
-    """One line per name through its (xs, ys); axis labels name the units."""
+    """One line per name through its (xs, ys).
+
+    xlabel, ylabel  name the quantity and its unit
+    log             both axes logarithmic
+    """
     canvas, axes = _axes(height=3.2)
     for (name, (xs, ys)), colour, marker in zip(series.items(), COLOURS, MARKERS):
         axes.plot(xs, ys, color=colour, marker=marker, markersize=4, label=name)
     axes.set(xlabel=xlabel, ylabel=ylabel)
-    if log_y:
-        axes.set_yscale("log")
+    if log:
+        axes.set(xscale="log", yscale="log")
     axes.legend(frameon=False)
     return Figure(canvas, caption)
 
@@ -110,6 +117,15 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         [cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))] for row in cells
     )
     return "\n".join("  ".join(row).rstrip() for row in aligned)
+
+
+def source(function) -> str:
+    """A function's source without its docstring, so that a lesson shows the code that it runs."""
+    lines = textwrap.dedent(inspect.getsource(function)).splitlines()
+    first = ast.parse("\n".join(lines)).body[0].body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        del lines[first.lineno - 1 : first.end_lineno]
+    return "\n".join(line for number, line in enumerate(lines) if line or number != first.lineno - 1)
 
 
 def _axes(height: float):

@@ -45,7 +45,7 @@ def replicated_step(strategy, model, optimizer, per_example_loss, metrics: Seque
     """
 
     with strategy.scope():
-        # Variables that a tf.function creates under a strategy break it ("must feed a value for placeholder").
+        # Built inside the tf.function, it fails: "must feed a value for placeholder" (keras issue 23085).
         optimizer.build(model.trainable_variables)
 
     def replica_step(x, y):
@@ -69,8 +69,8 @@ def replicated_step(strategy, model, optimizer, per_example_loss, metrics: Seque
 class ExactPartialBatches:
     """Mix into a `keras.Model` so that `fit` under a strategy weighs every example alike.
 
-    Keras 3 averages over each replica's rows and then over the replicas. When a
-    partial batch divides unevenly, a row on a shorter shard counts more, and the
+    Keras 3 averages over each replica's rows and then over the replicas (keras
+    pull 20609; no issue is filed). When a partial batch divides unevenly, a row on a shorter shard counts more, and the
     weights drift from the single-device run while the shown loss is right. This
     step weighs each replica's loss by its share of the rows. Every replica needs
     at least one row: `data.input_pipeline(replicas=...)` refuses a shorter batch.

@@ -1,0 +1,120 @@
+"""Run a question's probe beside the learner's code; give back plain values only.
+
+Needs NumPy. This half may meet any code at all: it knows no targets and no
+references, so that a grader can run it inside a sandbox.
+"""
+
+import difflib
+import functools
+import linecache
+from collections.abc import Callable, Mapping
+from types import FunctionType
+
+import numpy as np
+
+_PLAIN_SCALARS = (bool, int, float, str, type(None))
+_PLAIN_KINDS = "biufcUS"  # NumPy's kinds that hold numbers or text, never objects
+_LONGEST_LINE = 240
+
+
+class NotPlain(TypeError):
+    """A probe's value is more than numbers, text and arrays."""
+
+
+def ask(
+    probe: Callable[[Mapping[str, object], int], dict[str, object]],
+    asks_for: tuple[str, ...],
+    names: Mapping[str, object],
+    seed: int,
+) -> dict[str, object]:
+    """Probe the learner's names with inputs drawn from the seed.
+
+    names    the learner's namespace
+    Returns  the probe's plain values; or, when the code did not get that far,
+             {"stopped": {"kind", "line", ...}} with kind "missing", "blank",
+             "raised" (and its "error") or "not plain"
+    """
+    for name in asks_for:
+        if name not in names:
+            return _stopped("missing", _missing(name, names))
+        if names[name] is None or names[name] is ...:
+            return _stopped("blank", f"{name} is still blank")
+    try:
+        watched = {name: _watched(names[name]) for name in asks_for}
+        return plain(probe(watched, seed))
+    except NotPlain as error:
+        return _stopped("not plain", str(error))
+    except NotImplementedError as error:
+        return _stopped("blank", _first_line(error))
+    except Exception as error:
+        text = f"{type(error).__name__}: {_first_line(error)}"
+        return _stopped("raised", _where(error, asks_for, names).format(text), error=text)
+
+
+def plain(value: object, key: str = "answers") -> object:
+    """The value with NumPy scalars as Python's, if it is plain all through.
+
+    Raises  NotPlain naming the key when anything else is in it: an object that
+            defines its own == must never reach a comparison
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if type(value) in _PLAIN_SCALARS:
+        return value
+    if type(value) in (list, tuple):
+        return [plain(item, f"{key}[{place}]") for place, item in enumerate(value)]
+    if type(value) is dict and all(type(name) is str for name in value):
+        return {name: plain(item, name) for name, item in value.items()}
+    if type(value) is np.ndarray and value.dtype.kind in _PLAIN_KINDS:
+        return value
+    raise NotPlain(f"{key} is of type {type(value).__name__}, where a number, a text or an array of them is expected")
+
+
+def _stopped(kind: str, line: str, **more: str) -> dict[str, object]:
+    return {"stopped": {"kind": kind, "line": line, **more}}
+
+
+def _missing(name: str, names: Mapping[str, object]) -> str:
+    mine = [other for other in names if not other.startswith("_")]
+    close = difflib.get_close_matches(name, mine, n=3)
+    return (
+        f"it asks for {name}, which this notebook has not defined; "
+        "was its cell deleted, renamed, or not run yet?" + (f" Close: {', '.join(close)}" if close else "")
+    )
+
+
+def _watched(value: object) -> object:
+    """A function that comes back without an answer counts as blank."""
+    if not isinstance(value, FunctionType):
+        return value
+
+    @functools.wraps(value)
+    def answered(*args, **kwargs):
+        result = value(*args, **kwargs)
+        if result is None or result is ...:
+            raise NotImplementedError(f"{value.__name__} returned {result}")
+        return result
+
+    return answered
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    # TensorFlow puts the learner's stack first and its message last when it traces.
+    line = lines[-1] if lines[0] == "in user code:" else lines[0]
+    return line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE] + " ..."
+
+
+def _where(error: Exception, asks_for: tuple[str, ...], names: Mapping[str, object]) -> str:
+    """A line with {} for the error: the learner's own place, or the answer's form."""
+    own, step = None, error.__traceback__
+    while step is not None:
+        if step.tb_frame.f_globals is names:
+            own = step
+        step = step.tb_next
+    if own is None:
+        return f"what {' or '.join(asks_for)} gave could not be read ({{}}); compare it with the docstring"
+    code = own.tb_frame.f_code
+    source = linecache.getline(code.co_filename, own.tb_lineno).strip()
+    source = source.replace("{", "{{").replace("}", "}}")
+    return f"{{}}, in {code.co_name}, line {own.tb_lineno} of its cell" + (f": {source}" if source else "")

@@ -1,0 +1,560 @@
+"""Exercise 02: a ring's first half, exact replicas, replicated state, a whole run.
+
+Needs NumPy; the wrong answers of q2, q3 and q6 need TensorFlow when they run.
+"""
+
+import math
+
+import numpy as np
+
+from course_lib.grading.probes import ex02 as probes
+from course_lib.grading.question import Mistake, Question, Target
+
+FLOAT32 = 1e-5  # relative: a dozen products and sums in float32
+
+
+# q1: reduce-scatter
+
+
+def _chunks_complete(answers, seed):
+    wanted = np.split(np.sum(probes.ring_buffers(seed), axis=0), len(answers["sent_bytes"]))
+    shapes = [chunk.shape for chunk in answers["chunks"]]
+    if shapes != [chunk.shape for chunk in wanted]:
+        return f"the shapes are {shapes}, for {len(wanted)} workers and a buffer of {sum(c.size for c in wanted)}"
+    wrong = [worker for worker, pair in enumerate(zip(answers["chunks"], wanted)) if not np.array_equal(*pair)]
+    return not wrong or f"worker {wrong[0]}'s chunk holds other numbers ({len(wrong)} of {len(wanted)} workers wrong)"
+
+
+def _few_bytes(answers, seed):
+    buffer = probes.ring_buffers(seed)[0]
+    workers = len(answers["sent_bytes"])
+    allowed = (workers - 1) * buffer.nbytes // workers
+    return max(answers["sent_bytes"]) == allowed or f"the busiest sends {max(answers['sent_bytes'])} B of {buffer.nbytes} B"
+
+
+def _few_rounds(answers, seed):
+    workers = len(answers["sent_bytes"])
+    return answers["rounds"] == workers - 1 or f"{answers['rounds']} rounds for {workers} workers"
+
+
+def _reduce_scatter(first=-1, whole=False, add=True, rounds=-1, keep=0, divide=False):
+    """The solution, with one thing wrong: see the mistakes for which."""
+
+    def reduce_scatter(buffers, network):
+        workers = len(buffers)
+        chunks = [np.split(buffer, workers) for buffer in buffers]
+        for step in range(workers + rounds):
+            moves = [(w, (w + 1) % workers, (w + first - step) % workers) for w in range(workers)]
+            payloads = [np.concatenate(chunks[w]) if whole else chunks[w][chunk] for w, _, chunk in moves]
+            received = network.exchange([(w, to, payload) for (w, to, _), payload in zip(moves, payloads)])
+            for (_, to, chunk), array in zip(moves, received):
+                part = np.split(array, workers)[chunk] if whole else array
+                chunks[to][chunk] = chunks[to][chunk] + part if add else part
+        return [chunks[w][(w + keep) % workers] / (workers if divide else 1) for w in range(workers)]
+
+    return reduce_scatter
+
+
+REDUCE_SCATTER = Question(
+    name="q1",
+    title="Reduce-scatter around a ring",
+    asks_for=("reduce_scatter",),
+    probe=probes.probe_reduce_scatter,
+    targets=(
+        Target("worker w returns chunk w of the sum", _chunks_complete),
+        Target("every worker sends (N-1)/N of the buffer", _few_bytes),
+        Target("N-1 rounds", _few_rounds),
+    ),
+    mistakes=(
+        Mistake(
+            "chunk of the neighbour",
+            "Your chunks are complete, but each worker returns the chunk after its own.",
+            "Worker w must finish chunk w: which chunk does it have to send first, so that chunk w reaches it last?",
+            _reduce_scatter(first=0, keep=1),
+        ),
+        Mistake(
+            "whole buffers",
+            "You send whole buffers around the ring, so every worker sends N times what is needed.",
+            "A message carries one chunk: `np.split(buffer, workers)[chunk]`.",
+            _reduce_scatter(whole=True),
+        ),
+        Mistake(
+            "stored, not added",
+            "A received chunk replaces the local one, so the numbers of the workers on its way are lost.",
+            "The line after `exchange`: in the reduce half of the ring the receiver adds.",
+            _reduce_scatter(add=False),
+        ),
+        Mistake(
+            "one round short",
+            "You stop one round early: a chunk has met all workers but one.",
+            "A chunk that starts on one worker visits the N-1 others.",
+            _reduce_scatter(rounds=-2),
+        ),
+        Mistake(
+            "mean",
+            "You return the mean over the workers, and a reduce-scatter returns the sum.",
+            "Leave the division to whoever wants a mean.",
+            _reduce_scatter(divide=True),
+        ),
+    ),
+)
+
+
+# q2: a replica's part of a step
+
+
+def _linear_run(seed, replicas, divisor=lambda local, total: total, times=1.0, shown=None):
+    """The linear model's weights and losses after the probe's steps, in NumPy.
+
+    divisor  (local rows, all rows) -> what a replica divides the sum of its losses by
+    times    multiplies the gradients; shown is the divisor of the returned loss
+    """
+    weights, rate, steps = probes.linear_problem(seed, replicas)
+    weights, losses = weights.astype("float64"), []
+    for shards in steps:
+        total = sum(len(x) for x, _ in shards)
+        errors = [x @ weights - y for x, y in shards]
+        losses.append(sum((error**2).sum() / (shown or divisor)(len(error), total) for error in errors))
+        gradient = sum(2 * x.T @ error / divisor(len(x), total) for (x, _), error in zip(shards, errors))
+        weights = weights - rate * times * gradient
+    return weights, losses
+
+
+def _linear_run_is(**wrong):
+    """Recognise the weights and losses that this wrong step gives."""
+
+    def recognise(answers, seed):
+        replicas = len(answers["weights"])
+        run = {name: value(replicas) if name in ("times",) else value for name, value in wrong.items()}
+        if "divisor_of" in run:
+            run["divisor"] = run.pop("divisor_of")(replicas)
+        weights, losses = _linear_run(seed, replicas, **run)
+        return np.allclose(answers["weights"], weights, rtol=1e-4) and np.allclose(answers["losses"], losses, rtol=1e-4)
+
+    return recognise
+
+
+def _weights_exact(answers, seed):
+    wanted, _ = _linear_run(seed, len(answers["weights"]))
+    off = np.abs(np.array(answers["weights"]) - wanted).max() / np.abs(wanted).max()
+    return bool(off <= FLOAT32) or f"after an even and an uneven step yours are off by {100 * off:.2g}%"
+
+
+def _replicas_identical(answers, seed):
+    return all(np.array_equal(copy, answers["weights"][0]) for copy in answers["weights"])
+
+
+def _loss_exact(answers, seed):
+    _, wanted = _linear_run(seed, len(answers["weights"]))
+    off = np.abs(np.array(answers["losses"]) / wanted - 1).max()
+    return bool(off <= FLOAT32) or f"the sum of your replicas' losses is off by {100 * off:.2g}%"
+
+
+def _replica_step(divisor, all_reduce=False, shown=None):
+    """A step with this divisor (local rows, all rows, replicas); the gradients summed once more if asked."""
+
+    def replica_step(model, optimizer, x, y):
+        import tensorflow as tf
+
+        context = tf.distribute.get_replica_context()
+        rows = tf.cast(tf.shape(x)[0], tf.float32)
+        sizes = rows, context.all_reduce("SUM", rows), float(context.num_replicas_in_sync)
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(tf.square(model(x) - y))
+            loss = total / divisor(*sizes)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        if all_reduce:
+            gradients = context.all_reduce("SUM", gradients)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return total / (shown or divisor)(*sizes)
+
+    return replica_step
+
+
+REPLICA_STEP = Question(
+    name="q2",
+    title="One replica's part of a step",
+    asks_for=("replica_step",),
+    probe=probes.probe_replica_step,
+    targets=(
+        Target("the weights equal one device's to 0.001%, also with unequal shards", _weights_exact),
+        Target("all replicas hold identical weights", _replicas_identical),
+        Target("the replicas' losses add up to the mean over the global batch, to 0.001%", _loss_exact),
+    ),
+    mistakes=(
+        Mistake(
+            "local mean",
+            "Each replica averages over its own rows, and the optimizer sums: your step is N times too long.",
+            "What do you divide by? `apply_gradients` adds up the replicas, so divide by the rows of all of them.",
+            _replica_step(lambda local, total, replicas: local),
+            _linear_run_is(divisor=lambda local, total: local),
+        ),
+        Mistake(
+            "mean of means",
+            "You divide by your own rows times the number of replicas, which is the global batch only for equal shards.",
+            "A replica with one row counts as much as one with five. Ask for the others' rows with `all_reduce`.",
+            _replica_step(lambda local, total, replicas: local * replicas),
+            _linear_run_is(divisor_of=lambda replicas: lambda local, total: local * replicas),
+        ),
+        Mistake(
+            "no mean",
+            "You sum the losses and divide by nothing, so the step grows with the batch.",
+            "The loss is the mean over the global batch.",
+            _replica_step(lambda local, total, replicas: 1.0),
+            _linear_run_is(divisor=lambda local, total: 1.0),
+        ),
+        Mistake(
+            "summed twice",
+            "The gradients are summed over the replicas twice: by you, and again by the optimizer.",
+            "Give `apply_gradients` the local gradients; it does the all-reduce.",
+            _replica_step(lambda local, total, replicas: total, all_reduce=True),
+            _linear_run_is(times=lambda replicas: replicas),
+        ),
+        Mistake(
+            "local mean returned",
+            "The weights are right, but you return the local mean, and those do not add up to the global one.",
+            "Return the loss that you differentiate: a part of the global mean.",
+            _replica_step(lambda local, total, replicas: total, shown=lambda local, total, replicas: local),
+            _linear_run_is(shown=lambda local, total: local),
+        ),
+    ),
+)
+
+
+# q3: everything in its scope
+
+
+def _model_replicated(answers, seed):
+    fewest = min(answers["model_copies"])
+    return fewest == answers["replicas"] or f"a weight of yours has {fewest} cop{'y' if fewest == 1 else 'ies'}"
+
+
+def _optimizer_replicated(answers, seed):
+    if not answers["optimizer_built"]:
+        return "the optimizer has no momentum variables yet"
+    fewest = min(answers["optimizer_copies"])
+    return fewest == answers["replicas"] or f"an optimizer variable has {fewest} cop{'y' if fewest == 1 else 'ies'}"
+
+
+def _rows_divided(answers, seed):
+    wanted = [probes.local_batch(seed)] * answers["replicas"]
+    return answers["rows"][0] == wanted or (
+        f"the first step brings {answers['rows'][0]} rows to the replicas, of a global batch of {sum(wanted)}"
+    )
+
+
+def _prepare(model_in=True, optimizer_in=True, build=True, distribute="divide"):
+    """The solution, with one thing outside the scope or one wrong batch."""
+
+    def prepare(strategy, make_model, make_optimizer, examples, global_batch):
+        import contextlib
+
+        def scope(inside):
+            return strategy.scope() if inside else contextlib.nullcontext()
+
+        with scope(model_in):
+            model = make_model()
+        with scope(optimizer_in):
+            optimizer = make_optimizer()
+            if build:
+                optimizer.build(model.trainable_variables)
+        local = global_batch // strategy.num_replicas_in_sync
+        if distribute == "trust":
+            return model, optimizer, strategy.distribute_datasets_from_function(lambda _: examples.batch(global_batch))
+        batches = examples.batch(local if distribute == "divide twice" else global_batch)
+        return model, optimizer, strategy.experimental_distribute_dataset(batches)
+
+    return prepare
+
+
+PREPARE = Question(
+    name="q3",
+    title="Everything in its scope",
+    asks_for=("prepare",),
+    probe=probes.probe_prepare,
+    targets=(
+        Target("every weight has one copy per replica", _model_replicated),
+        Target("every optimizer variable has one copy per replica, and the optimizer is built", _optimizer_replicated),
+        Target("a step brings every replica global_batch / N rows", _rows_divided),
+    ),
+    mistakes=(
+        Mistake(
+            "model outside",
+            "Your model's weights have one copy: it would train on one replica.",
+            "Call `make_model()` under `strategy.scope()`.",
+            _prepare(model_in=False),
+        ),
+        Mistake(
+            "optimizer outside",
+            "The weights are replicated, and the optimizer's variables are not.",
+            "Make and build the optimizer under the same scope as the model.",
+            _prepare(optimizer_in=False),
+        ),
+        Mistake(
+            "optimizer not built",
+            "The optimizer has no momentum variables. Made later, inside a tf.function, they break the step.",
+            "`optimizer.build(model.trainable_variables)`, under the scope.",
+            _prepare(build=False),
+        ),
+        Mistake(
+            "global batch to each",
+            "Every replica takes a whole global batch, so a step sees N times the rows that you meant.",
+            "`distribute_datasets_from_function` trusts your batch size; `experimental_distribute_dataset` divides it.",
+            _prepare(distribute="trust"),
+        ),
+        Mistake(
+            "divided twice",
+            "Your batches are divided twice: once by you and once by the strategy.",
+            "`experimental_distribute_dataset` wants batches of the global size.",
+            _prepare(distribute="divide twice"),
+        ),
+    ),
+)
+
+
+# q4: the learning rate
+
+
+def _rate(step, one_device_rate, replicas, warmup_steps):
+    done = min(step / warmup_steps, 1)
+    return one_device_rate * (1 + (replicas - 1) * done)
+
+
+def _rates_at(places, of):
+    def holds(answers, seed):
+        for place in places:
+            case, rate = probes.warm_ups(seed)[place], answers["rates"][place]
+            if not math.isclose(rate, _rate(*case), rel_tol=1e-6):
+                return f"at step {case[0]} of a warm-up of {case[3]}, {case[2]} replicas, yours is {rate / case[1]:.3g} {of}"
+        return True
+
+    return holds
+
+
+LEARNING_RATE = Question(
+    name="q4",
+    title="Scale the learning rate, with a warm-up",
+    asks_for=("learning_rate",),
+    probe=probes.probe_learning_rate,
+    targets=(
+        Target("step 0 uses the one-device rate", _rates_at([0], "times the one-device rate")),
+        Target("in between the rate rises in a straight line", _rates_at([1, 2], "times the one-device rate")),
+        Target("from warmup_steps on it is N times the one-device rate", _rates_at([3, 4], "times the one-device rate")),
+    ),
+    mistakes=(
+        Mistake(
+            "not scaled",
+            "Your rate never grows, so a bigger batch only takes fewer steps.",
+            "The linear rule: N replicas, N times the rate.",
+            lambda step, rate, replicas, warmup: rate,
+        ),
+        Mistake(
+            "no warm-up",
+            "You use the scaled rate from the first step on.",
+            "Before warmup_steps the rate lies between the one-device rate and the scaled one.",
+            lambda step, rate, replicas, warmup: rate * replicas,
+        ),
+        Mistake(
+            "starts at zero",
+            "Your warm-up starts at zero, so the first step changes nothing.",
+            "Rise from the one-device rate, which is known to work.",
+            lambda step, rate, replicas, warmup: rate * replicas * min(step / warmup, 1),
+        ),
+        Mistake(
+            "square root",
+            "You scale by the square root of N, which is a rule for other optimizers.",
+            "The docstring asks for the linear rule.",
+            lambda step, rate, replicas, warmup: rate * (1 + (replicas**0.5 - 1) * min(step / warmup, 1)),
+        ),
+        Mistake(
+            "never stops",
+            "Your rate goes on rising after the warm-up.",
+            "Limit the share of the warm-up that is done to 1.",
+            lambda step, rate, replicas, warmup: rate * (1 + (replicas - 1) * step / warmup),
+        ),
+    ),
+)
+
+
+# q5: predict an all-reduce
+
+
+def _seconds(algorithm, size_bytes, workers, latency, gigabits, bits=8, giga=1e9, ways=2, log=math.ceil, chunks=None):
+    """The latency-bandwidth model; the later arguments are what mistakes change."""
+    rounds = {
+        "naive": ways * (workers - 1),
+        "tree": ways * log(math.log2(workers)),
+        "ring": ways * (workers - 1),
+    }[algorithm]
+    message = size_bytes / (chunks or workers) if algorithm == "ring" else size_bytes
+    return rounds * (latency + message * bits / (gigabits * giga))
+
+
+def _predicted(algorithm):
+    def holds(answers, seed):
+        for link, seconds in zip(probes.links(seed), answers[algorithm]):
+            off = seconds / _seconds(algorithm, *link) - 1
+            if abs(off) > 1e-6:
+                return f"for {link[0]:,} B, {link[1]} workers, {link[3]:g} Gbit/s yours is {100 * off:+.3g}% off"
+        return True
+
+    return holds
+
+
+ALL_REDUCE_SECONDS = Question(
+    name="q5",
+    title="Predict an all-reduce",
+    asks_for=("all_reduce_seconds",),
+    probe=probes.probe_all_reduce_seconds,
+    targets=tuple(Target(f"the {name}'s seconds, exactly as the model gives them", _predicted(name)) for name in probes.ALGORITHMS),
+    mistakes=(
+        Mistake(
+            "bits taken for bytes",
+            "You divide bytes by bits per second: eight times too fast.",
+            "A network of 100 Gbit/s carries 12.5 GB a second.",
+            lambda *link: _seconds(*link, bits=1),
+        ),
+        Mistake(
+            "one way",
+            "You count half of the rounds: the sum must also come back to every worker.",
+            "Naive and ring need 2(N-1) rounds, the tree twice its levels.",
+            lambda *link: _seconds(*link, ways=1),
+        ),
+        Mistake(
+            "level not rounded up",
+            "Your tree has a fraction of a level when N is not a power of two.",
+            "Five workers need as many levels as eight.",
+            lambda *link: _seconds(*link, log=float),
+        ),
+        Mistake(
+            "ring of whole buffers",
+            "Your ring passes whole buffers, and a ring passes chunks.",
+            "A message of the ring is 1/N of the buffer.",
+            lambda *link: _seconds(*link, chunks=1),
+        ),
+        Mistake(
+            "binary giga",
+            "You take 2**30 for giga; networks count in powers of ten.",
+            "1 Gbit/s is 1e9 bits a second.",
+            lambda *link: _seconds(*link, giga=2**30),
+        ),
+    ),
+)
+
+
+# q6: the learner's own run
+
+
+def _on_all_replicas(answers, seed):
+    return answers["replicas"] == answers["wanted_replicas"] or f"your weights have {answers['replicas']} copy"
+
+
+def _full_global_batches(answers, seed):
+    full = answers["train_examples"] / probes.GLOBAL_BATCH
+    return answers["steps_per_epoch"] in (math.floor(full), math.ceil(full)) or (
+        f"{answers['train_examples']:,} examples took {answers['steps_per_epoch']:g} steps an epoch"
+    )
+
+
+def _loss_falls(answers, seed):
+    losses = answers["losses"]
+    return len(losses) > 1 and losses[-1] < 0.8 * losses[0] or f"your losses are {', '.join(f'{x:.3g}' for x in losses)}"
+
+
+def _learned(answers, seed):
+    return answers["accuracy"] >= answers["commonest"] + 0.2 or (
+        f"yours is {answers['accuracy']:.1%}, and always answering the commonest class gives {answers['commonest']:.1%}"
+    )
+
+
+def _nothing_leaked(answers, seed):
+    return answers["leaked"] <= 0.01 or f"{answers['leaked']:.0%} of the test examples are also training examples"
+
+
+def _small_data(leak=False):
+    def load_data():
+        from course_lib import data
+
+        x, y = data.arrays("digits", "train")
+        return (x, y, x[:200], y[:200]) if leak else (x[:1024], y[:1024], x[1024:1200], y[1024:1200])
+
+    return load_data
+
+
+def _train(in_scope=True, batch=probes.GLOBAL_BATCH, epochs=3, rate=0.5):
+    """A small linear classifier on the digits, with one thing wrong."""
+
+    def train(strategy, seed):
+        import contextlib
+
+        import keras
+
+        keras.utils.set_random_seed(seed)
+        with strategy.scope() if in_scope else contextlib.nullcontext():
+            model = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
+            model.compile(keras.optimizers.SGD(rate), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        x, y, *_ = _small_data()()
+        return model, model.fit(x, y, batch_size=batch, epochs=epochs, verbose=0).history["loss"]
+
+    return train
+
+
+OWN_RUN = Question(
+    name="q6",
+    title="Your model, your data, four replicas",
+    asks_for=("load_data", "train"),
+    probe=probes.probe_training,
+    targets=(
+        Target("the model trains on all replicas", _on_all_replicas),
+        Target("all copies of every weight are identical", lambda answers, seed: answers["identical"]),
+        Target("one optimizer step per global batch of 128", _full_global_batches),
+        Target("the last epoch's loss is below 0.8 of the first's", _loss_falls),
+        Target("test accuracy at least 20 points above the commonest class", _learned),
+        Target("no more than 1% of the test examples stand in the training data", _nothing_leaked),
+    ),
+    mistakes=(
+        Mistake(
+            "outside the scope",
+            "Your model trains on one replica; the others are idle.",
+            "Make and compile the model under `strategy.scope()`, where strategy is the argument.",
+            {"load_data": _small_data(), "train": _train(in_scope=False)},
+            lambda answers, seed: answers["replicas"] == 1 < answers["wanted_replicas"],
+        ),
+        Mistake(
+            "local batch of 128",
+            "A step takes 128 rows on every replica, so the global batch is N times too large.",
+            "The batch size that `fit` or a plain dataset gets is the global one.",
+            {"load_data": _small_data(), "train": _train(batch=4 * probes.GLOBAL_BATCH)},
+            lambda answers, seed: _steps_for_batch(answers, probes.GLOBAL_BATCH * answers["wanted_replicas"]),
+        ),
+        Mistake(
+            "batch divided by hand",
+            "A step takes 128 / N rows over all replicas: you divided the batch, and the strategy divides it again.",
+            "Give `fit` batches of 128; the strategy makes the shards.",
+            {"load_data": _small_data(), "train": _train(batch=probes.GLOBAL_BATCH // 4)},
+            lambda answers, seed: _steps_for_batch(answers, probes.GLOBAL_BATCH // answers["wanted_replicas"]),
+        ),
+        Mistake(
+            "tested on training data",
+            "Your test examples are also training examples, so the accuracy says nothing.",
+            "Split before you train, and return disjoint arrays from `load_data`.",
+            {"load_data": _small_data(leak=True), "train": _train()},
+            lambda answers, seed: answers["leaked"] > 0.01,
+        ),
+        Mistake(
+            "hardly trained",
+            "The steps are right, but the model has learned next to nothing.",
+            "Look at the losses: more epochs, or a larger learning rate.",
+            {"load_data": _small_data(), "train": _train(rate=1e-5)},
+            lambda answers, seed: _full_global_batches(answers, seed) is True and _loss_falls(answers, seed) is not True,
+        ),
+    ),
+)
+
+
+def _steps_for_batch(answers, batch):
+    full = answers["train_examples"] / batch
+    return answers["steps_per_epoch"] in (math.floor(full), math.ceil(full))
+
+
+QUESTIONS = (REDUCE_SCATTER, REPLICA_STEP, PREPARE, LEARNING_RATE, ALL_REDUCE_SECONDS, OWN_RUN)

@@ -1,0 +1,53 @@
+"""All-reduces: right sums, and exactly the bytes and rounds that the theory gives."""
+
+import math
+
+import numpy as np
+import pytest
+
+from course_lib import collectives
+
+ALGORITHMS = [collectives.naive_all_reduce, collectives.tree_all_reduce, collectives.ring_all_reduce]
+
+
+def buffers(workers: int, chunk: int = 6) -> list[np.ndarray]:
+    """Small whole numbers, so that any order of adding gives the same float32."""
+    draw = np.random.default_rng(workers)
+    return [draw.integers(-50, 50, workers * chunk).astype(np.float32) for _ in range(workers)]
+
+
+@pytest.mark.parametrize("all_reduce", ALGORITHMS)
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 7, 8, 16])
+def test_every_worker_gets_the_sum_and_keeps_its_buffer(all_reduce, workers):
+    local = buffers(workers)
+    before = [buffer.copy() for buffer in local]
+    outputs, _ = all_reduce(local)
+    assert all((output == sum(before)).all() for output in outputs)
+    assert all((buffer == old).all() for buffer, old in zip(local, before))
+    assert len({id(output) for output in outputs}) == workers
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 8])
+def test_ledgers_match_the_formulas(workers):
+    local = buffers(workers)
+    size_bytes = local[0].nbytes
+    naive, tree, ring = (all_reduce(local)[1] for all_reduce in ALGORITHMS)
+    assert (naive.rounds, naive.critical_bytes) == (2 * (workers - 1), 2 * (workers - 1) * size_bytes)
+    levels = math.ceil(math.log2(workers))
+    assert (tree.rounds, tree.critical_bytes) == (2 * levels, 2 * levels * size_bytes)
+    share = 2 * (workers - 1) * size_bytes // workers
+    assert ring.rounds == 2 * (workers - 1)
+    assert {ring.sent_bytes(w) for w in range(workers)} == {ring.received_bytes(w) for w in range(workers)} == {share}
+
+
+def test_ring_refuses_a_buffer_it_cannot_cut():
+    with pytest.raises(ValueError, match="3 workers can't split 10 elements"):
+        collectives.ring_all_reduce([np.zeros(10)] * 3)
+
+
+def test_a_network_card_sends_and_receives_one_message_a_round():
+    network, array = collectives.Network(3), np.zeros(4)
+    with pytest.raises(ValueError, match="send twice"):
+        network.exchange([(0, 1, array), (0, 2, array)])
+    with pytest.raises(ValueError, match="receive twice"):
+        network.exchange([(0, 2, array), (1, 2, array)])

@@ -1,0 +1,88 @@
+"""Devices: made before the framework starts, refused clearly after."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from course_lib import devices
+from course_lib.errors import CourseError
+
+
+def python(code: str) -> str:
+    """Run code in a fresh interpreter, because a framework starts once per process."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "", "start-up lines reached the notebook"
+    return done.stdout.strip()
+
+
+def test_the_same_call_again_gives_the_same_devices():
+    assert devices.simulate(4) == devices.simulate(4)
+
+
+def test_tensorflow_devices_hold_their_own_tensors():
+    import tensorflow as tf
+
+    places = set()
+    for name in devices.simulate(4).names:
+        with tf.device(name):
+            places.add(tf.random.uniform(()).device)
+    assert len(places) == 4
+
+
+def test_too_late_names_the_numbers_and_the_remedy():
+    with pytest.raises(CourseError, match=r"already started with 4 device\(s\), so simulate\(8\).*restart the kernel"):
+        devices.simulate(8)
+
+
+def test_too_late_in_a_notebook_names_the_cell():
+    code = (
+        "from IPython.testing.globalipapp import start_ipython; shell = start_ipython(); shell.execution_count = 7\n"
+        "import tensorflow as tf; tf.constant(1)\n"
+        "from course_lib import devices\n"
+        "try: devices.simulate(2)\n"
+        "except Exception as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "move this cell (In [7]) above the first cell that uses TensorFlow" in done.stdout
+
+
+def test_jax_devices_in_a_fresh_process():
+    code = (
+        "from course_lib import devices; four = devices.simulate(4, 'jax'); assert four == devices.simulate(4, 'jax')\n"
+        "import keras, jax; print(len(jax.devices()), keras.backend.backend(), four.names[3])"
+    )
+    assert python(code) == "4 jax cpu:3"
+
+
+def test_another_backend_is_refused():
+    code = (
+        "import os; os.environ['KERAS_BACKEND'] = 'jax'\n"
+        "import keras; from course_lib import devices\n"
+        "try: devices.simulate(2)\n"
+        "except Exception as error: print(error)"
+    )
+    assert "imported with the jax backend, and this lesson uses tensorflow" in python(code)
+
+
+@pytest.mark.parametrize("call, says", [((0,), "1 device or more"), ((2, "torch"), "knows the frameworks")])
+def test_nonsense_is_refused(call, says):
+    with pytest.raises(CourseError, match=says):
+        devices.simulate(*call)
+
+
+def test_a_missing_framework_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(devices, "_version", lambda package: None)
+    with pytest.raises(CourseError, match="TensorFlow is not installed .* pip install tensorflow"):
+        devices.simulate(4)
+
+
+def test_describing_the_machine_starts_no_framework():
+    code = (
+        "import sys, json; from course_lib import devices; machine = devices.machine()\n"
+        "print(json.dumps([machine.cores, machine.versions['keras'], sorted({'tensorflow', 'jax', 'keras'} & set(sys.modules))]))"
+    )
+    cores, keras_version, started = json.loads(python(code))
+    assert cores >= 1 and keras_version and started == []
