@@ -75,7 +75,7 @@ def test_nonsense_is_refused(call, says):
 
 def test_a_missing_framework_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(devices, "_version", lambda package: None)
-    with pytest.raises(CourseError, match="TensorFlow is not installed .* pip install tensorflow"):
+    with pytest.raises(CourseError, match="TensorFlow is not installed .*`pip install tensorflow`"):
         devices.simulate(4)
 
 

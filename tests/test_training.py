@@ -46,7 +46,7 @@ def fit(strategy, dataset, optimizer, exact: bool) -> Run:
         model = new_model()
         model = ExactModel(model.inputs, model.outputs) if exact else model
         model.compile(optimizer(), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-    history = model.fit(dataset, verbose=0).history
+    history = model.fit(dataset, shuffle=False, verbose=0).history
     return Run.of(f"fit, {strategy.num_replicas_in_sync} replicas", model, history["loss"], {"accuracy": history["accuracy"][0]})
 
 
@@ -93,7 +93,7 @@ def test_the_mixin_honours_sample_weights_and_regularisers(strategy):
             model.set_weights([0.1 * tf.ones_like(w) for w in model.get_weights()])
             model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         dataset = digits(UNEVEN).map(lambda x, y: (x, y, tf.cast(y, tf.float32) / 5))
-        return Run.of("weighted", model, model.fit(dataset, verbose=0).history["loss"])
+        return Run.of("weighted", model, model.fit(dataset, shuffle=False, verbose=0).history["loss"])
 
     assert_equal(weighted_run(tf.distribute.get_strategy(), False), weighted_run(strategy, True), **FLOAT32)
 

@@ -7,6 +7,7 @@ references, so that a grader can run it inside a sandbox.
 import difflib
 import functools
 import linecache
+import re
 from collections.abc import Callable, Mapping
 from types import FunctionType
 
@@ -15,6 +16,7 @@ import numpy as np
 _PLAIN_SCALARS = (bool, int, float, str, type(None))
 _PLAIN_KINDS = "biufcUS"  # NumPy's kinds that hold numbers or text, never objects
 _LONGEST_LINE = 240
+_TRACED_FRAME = re.compile(r'line (\d+), in (\w+)  \*\n(.*)')  # one star: code that TensorFlow traced
 
 
 class NotPlain(TypeError):
@@ -47,8 +49,10 @@ def ask(
     except NotImplementedError as error:
         return _stopped("blank", _first_line(error))
     except Exception as error:
-        text = f"{type(error).__name__}: {_first_line(error)}"
-        return _stopped("raised", _where(error, asks_for, names).format(text), error=text)
+        text = f"{type(error).__name__}: {_first_line(error).removeprefix(type(error).__name__ + ': ')}"
+        place = _own_place(error, names)
+        unplaced = f"{' or '.join(asks_for)} does not work as the docstring says ({text})"
+        return _stopped("raised", f"{text}, {place}" if place else unplaced, error=text)
 
 
 def plain(value: object, key: str = "answers") -> object:
@@ -105,16 +109,19 @@ def _first_line(error: Exception) -> str:
     return line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE] + " ..."
 
 
-def _where(error: Exception, asks_for: tuple[str, ...], names: Mapping[str, object]) -> str:
-    """A line with {} for the error: the learner's own place, or the answer's form."""
+def _own_place(error: Exception, names: Mapping[str, object]) -> str:
+    """Where in the learner's own code the error arose; empty when it did not."""
     own, step = None, error.__traceback__
     while step is not None:
-        if step.tb_frame.f_globals is names:
+        if step.tb_frame.f_globals is names and "__autograph_generated" not in step.tb_frame.f_code.co_filename:
             own = step
         step = step.tb_next
-    if own is None:
-        return f"what {' or '.join(asks_for)} gave could not be read ({{}}); compare it with the docstring"
-    code = own.tb_frame.f_code
-    source = linecache.getline(code.co_filename, own.tb_lineno).strip()
-    source = source.replace("{", "{{").replace("}", "}}")
-    return f"{{}}, in {code.co_name}, line {own.tb_lineno} of its cell" + (f": {source}" if source else "")
+    traced = _TRACED_FRAME.findall(str(error)) if own else []
+    if traced:  # TensorFlow runs a rewritten copy, and tells the learner's own place in the message
+        line, function, source = traced[-1]
+    elif own:
+        code, line = own.tb_frame.f_code, own.tb_lineno
+        function, source = code.co_name, linecache.getline(code.co_filename, line)
+    else:
+        return ""
+    return f"in {function}, line {line} of its cell" + (f": {source.strip()}" if source.strip() else "")

@@ -5,6 +5,7 @@ noted beside each verdict and costs no point by itself.
 """
 
 import dataclasses
+import logging
 import re
 import subprocess
 import sys
@@ -130,6 +131,7 @@ def _client(notebook, folder: Path):
         km=AsyncKernelManager(kernel_spec_manager=ThisPython()),
         timeout=CELL_SECONDS,
         allow_errors=True,
+        log=logging.Logger("nbclient", logging.CRITICAL + 1),  # a dead kernel is told of in the verdicts
         resources={"metadata": {"path": str(folder)}},
     )
 

@@ -77,6 +77,12 @@ SHARD_SIZES = Question(
             _chunks,
         ),
         Mistake(
+            "fractions",
+            "You give replicas fractions of an example.",
+            "`/` gives a float; `//` and `%` give the whole examples and the left-over ones.",
+            lambda batch, replicas: [batch / replicas] * replicas,
+        ),
+        Mistake(
             "one number",
             "You return one number, and each replica needs a size of its own.",
             "The docstring's Returns: a list with `replicas` sizes.",
@@ -201,8 +207,9 @@ def _live_on(pick):
 
 def _on_default_device(answers, seed):
     """All on one: the first device asked for, or a lone GPU that nobody asked for."""
-    lives_on = set(answers["lives_on"])
-    return len(answers["asked"]) > 1 and len(lives_on) == 1 and not lives_on & set(answers["asked"][1:])
+    first, *others = answers["lives_on"]
+    elsewhere = first in answers["asked"][1:] or first.startswith("no device")
+    return bool(others) and set(others) == {first} and not elsewhere
 
 
 PLACE = Question(
@@ -384,7 +391,7 @@ STATISTICS = Question(
             "the whole shard sent",
             "Your statistics are the shards themselves, so that all the data leaves its device.",
             "Which few numbers of a shard does the mean need, and which the variance?",
-            {"local_statistics": _place, "combine": _of_everything},
+            {"local_statistics": lambda *at: _place(*at, factor=1), "combine": _of_everything},
             lambda answers, seed: answers["numbers_sent"] == [shard.size for shard in _shards(answers, seed)],
         ),
         Mistake(

@@ -243,6 +243,12 @@ def _rows_divided(answers, seed):
     )
 
 
+def _model_outside(answers, seed):
+    if "stopped" in answers:  # building the optimizer for such a model under the scope fails with these words
+        return "only be passed a variable created in this tf.distribute.Strategy.scope()" in answers["stopped"]["error"]
+    return min(answers["model_copies"]) == 1 < answers["replicas"]
+
+
 def _prepare(model_in=True, optimizer_in=True, build=True, distribute="divide"):
     """The solution, with one thing outside the scope or one wrong batch."""
 
@@ -283,6 +289,7 @@ PREPARE = Question(
             "Your model's weights have one copy: it would train on one replica.",
             "Call `make_model()` under `strategy.scope()`.",
             _prepare(model_in=False),
+            _model_outside,
         ),
         Mistake(
             "optimizer outside",

@@ -69,6 +69,7 @@ def probe_reduce_scatter(names, seed):
 def probe_replica_step(names, seed):
     """Weights on every replica and the summed loss after an even and an uneven step of a linear model."""
     import keras
+    import tensorflow as tf
 
     strategy = _strategy()
     weights, rate, steps = linear_problem(seed, strategy.num_replicas_in_sync)
@@ -77,10 +78,14 @@ def probe_replica_step(names, seed):
         optimizer = keras.optimizers.SGD(rate)
         optimizer.build(model.trainable_variables)
     model.set_weights([weights])
+
+    @tf.function
+    def step(x, y):
+        return strategy.run(names["replica_step"], args=(model, optimizer, x, y))
+
     losses = []
     for shards in steps:
-        x, y = (_per_replica(strategy, [shard[part] for shard in shards]) for part in (0, 1))
-        parts = strategy.run(names["replica_step"], args=(model, optimizer, x, y))
+        parts = step(*(_per_replica(strategy, [shard[part] for shard in shards]) for part in (0, 1)))
         losses.append(float(sum(np.asarray(part) for part in strategy.experimental_local_results(parts))))
     return {"weights": _copies(strategy, model.trainable_variables[0]), "losses": losses}
 

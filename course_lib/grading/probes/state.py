@@ -5,7 +5,7 @@ def device_of(value: object) -> str:
     """The device that a tensor or variable lives on, "CPU:3"; or what the value is instead."""
     device = getattr(value, "device", None)
     if not isinstance(device, str) or "device:" not in device:
-        return f"no device, a {type(value).__name__}"
+        return f"no device ({type(value).__name__})"
     return device.rsplit("device:", 1)[1]
 
 

@@ -1,0 +1,186 @@
+"""The course's data: images through TFDS, a text, and one fast input pipeline.
+
+`load` and `input_pipeline` need TensorFlow and TFDS; `arrays("digits", ...)`
+and `text_corpus` need neither. Taught in notebooks/01.
+"""
+
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from course_lib import devices, digits
+from course_lib.errors import CourseError
+from course_lib.tfds_compat import import_tfds
+
+NAMES = ("digits", "cifar10", "mnist", "fashion_mnist")
+UNKNOWN_SIZE_SHUFFLE_BUFFER = 10_000
+
+
+def load(
+    name: str,
+    split: str,
+    *,
+    fallback: str | None = None,
+    decode: bool = True,
+    cache_dir: Path | None = None,
+    say: Callable[[str], None] = print,
+):
+    """Open a data set as a tf.data.Dataset of (image uint8 (h, w, c), label int64 ()) pairs, 0 to 255.
+
+    name          "digits" (embedded), or "cifar10", "mnist", "fashion_mnist" (downloaded by TFDS)
+    split         "train", "test" or any TFDS slice of them, such as "train[:10%]"
+    fallback      what to open when `name` can't be downloaded; `say` tells which it is
+    decode        False leaves the image as its encoded bytes, shape ()
+    cache_dir     where the prepared digits lie; the user's cache folder by default
+    Raises        CourseError when the name is unknown, or can't be downloaded and there is no fallback
+    """
+    for wanted in (name, fallback or name):
+        _require_known(wanted)
+    tfds = import_tfds()
+    try:
+        builder = _builder(tfds, name, cache_dir)
+    except CourseError as error:
+        if fallback is None:
+            raise
+        say(f"{error} Using {fallback} instead.")
+        return load(fallback, split, decode=decode, cache_dir=cache_dir, say=say)
+    decoders = None if decode else {"image": tfds.decode.SkipDecoding()}
+    return builder.as_dataset(split=split, as_supervised=True, decoders=decoders)
+
+
+def arrays(name: str, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """The whole split in memory: images float32 (n, h, w, c) in [0, 1], labels int32 (n,).
+
+    "digits" comes without TensorFlow; the others are read through `load`, which
+    says what it raises.
+    """
+    _require_known(name)
+    if name == "digits":
+        if split not in digits.SPLITS:
+            raise CourseError(f"digits has the splits {', '.join(digits.SPLITS)}, not {split!r}.")
+        images, labels = digits.source(split)
+    else:
+        images, labels = map(np.stack, zip(*load(name, split).as_numpy_iterator()))
+    return images.astype(np.float32) / np.float32(255), labels.astype(np.int32)
+
+
+def text_corpus() -> str:
+    """The English documentation that ships inside Python: about half a million characters."""
+    from pydoc_data.topics import topics
+
+    return "\n\n".join(topics[topic] for topic in sorted(topics))
+
+
+def input_pipeline(
+    dataset,
+    global_batch: int,
+    *,
+    shuffle_seed: int | None = None,
+    map_fn: Callable | None = None,
+    cache: bool = True,
+    drop_remainder: bool = True,
+    replicas: int = 1,
+    say: Callable[[str], None] = print,
+):
+    """Turn (image uint8, label) examples into prefetched batches, each piece of work where it is cheapest.
+
+    cache, then shuffle, then batch, then scale and map whole batches in
+    parallel, then prefetch: what is the same each epoch runs once, what is
+    random runs anew, and nothing runs per example that can run per batch.
+
+    dataset       tf.data.Dataset of (image uint8 (h, w, c), label ())
+    global_batch  examples per step, over all replicas
+    shuffle_seed  shuffles each epoch anew over the whole data set; None keeps the order
+    map_fn        (images float32 (b, h, w, c) in [0, 1], labels (b,)) -> the same, on every batch
+    cache         keep the examples in memory after the first epoch
+    replicas      devices that share a global batch
+    say           gets one line that says what was built
+    Returns       tf.data.Dataset of (images float32 (b, h, w, c) in [0, 1], labels (b,))
+    Raises        CourseError when a batch does not reach every replica, or no full batch exists
+    """
+    import tensorflow as tf
+
+    examples = int(dataset.cardinality())  # negative when unknown or infinite
+    _require_batch(global_batch, replicas, examples, drop_remainder)
+    if cache:
+        dataset = dataset.cache()
+    if shuffle_seed is not None:
+        dataset = dataset.shuffle(examples if examples > 0 else UNKNOWN_SIZE_SHUFFLE_BUFFER, seed=shuffle_seed)
+    dataset = dataset.batch(global_batch, drop_remainder=drop_remainder, num_parallel_calls=tf.data.AUTOTUNE)
+
+    def prepare(images, labels):
+        images = tf.cast(images, tf.float32) / 255
+        return map_fn(images, labels) if map_fn else (images, labels)
+
+    dataset = dataset.map(prepare, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+    options = tf.data.Options()  # several workers: share the examples out, not the (single) file
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    say(_pipeline_line(examples, global_batch, shuffle_seed, cache, drop_remainder, replicas))
+    return dataset.with_options(options)
+
+
+def _builder(tfds, name: str, cache_dir: Path | None):
+    if name == "digits":
+        from course_lib import digits_builder
+
+        return digits_builder.prepared(cache_dir or devices.cache_folder())
+    builder = tfds.builder(name)
+    if not builder.is_prepared():
+        _require_network(name, builder)
+        try:
+            builder.download_and_prepare()
+        except Exception as error:  # TFDS has a type of its own for each way in which a download fails
+            raise CourseError(
+                f"{name} could not be downloaded and prepared ({type(error).__name__}: {str(error)[:200]}): "
+                f'run this again, or use "digits", which needs no network.'
+            ) from error
+    return builder
+
+
+def _require_network(name: str, builder) -> None:
+    """Ask the data set's own server first: TFDS by itself retries for 3.5 minutes before it gives up."""
+    address = next(iter(builder.url_infos))
+    try:
+        urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=20).close()
+    except urllib.error.HTTPError:
+        pass  # it answers: the network is there
+    except OSError as error:
+        raise CourseError(
+            f"{name} is not on this machine and can't be downloaded ({getattr(error, 'reason', error)}): "
+            f'connect to the network and run this again, or use "digits", which needs none.'
+        ) from None
+
+
+def _require_known(name: str) -> None:
+    if name not in NAMES:
+        raise CourseError(f"There is no data set {name!r} in this course; it has {', '.join(NAMES)}.")
+
+
+def _require_batch(global_batch: int, replicas: int, examples: int, drop_remainder: bool) -> None:
+    if global_batch < replicas:
+        raise CourseError(
+            f"A global batch of {global_batch} is smaller than the {replicas} replicas that share it, "
+            f"so some would get nothing: use at least {replicas}."
+        )
+    last = examples % global_batch if examples > 0 and not drop_remainder else 0
+    if 0 < last < replicas:
+        raise CourseError(
+            f"{examples:,} examples in batches of {global_batch} leave {last} for the last batch, too few for "
+            f"{replicas} replicas: use drop_remainder=True, or another batch size."
+        )
+    if drop_remainder and 0 <= examples < global_batch:
+        raise CourseError(
+            f"A global batch of {global_batch:,} is larger than the data set's {examples:,} examples, so with "
+            f"drop_remainder no batch is left: use at most {examples:,}, or drop_remainder=False."
+        )
+
+
+def _pipeline_line(examples, global_batch, shuffle_seed, cache, drop_remainder, replicas) -> str:
+    size = f"{examples:,} examples" if examples >= 0 else "examples (count unknown)"
+    order = f"shuffled anew each epoch (seed {shuffle_seed})" if shuffle_seed is not None else "in order"
+    share = f" ({global_batch / replicas:g} on each of {replicas} replicas)" if replicas > 1 else ""
+    kept = f", the last {examples % global_batch} dropped" if drop_remainder and examples > 0 and examples % global_batch else ""
+    return f"input: {size}{', cached' if cache else ''}, {order}, batches of {global_batch:,}{share}{kept}, scaled to [0, 1], prefetched"

@@ -1,0 +1,263 @@
+"""Data: the embedded digits' cache under attack, the downloaded sets through TFDS's own mock, the pipeline."""
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from course_lib import data, devices, digits, digits_builder
+from course_lib.errors import CourseError
+
+RECORDS = "digits-1.0.0/digits/1.0.0/digits-train.tfrecord-00000-of-00001"
+PREPARE_AT_ONCE = """
+import os, sys, tensorflow
+from pathlib import Path
+from course_lib import digits, digits_builder
+digits.source("test")  # the slow imports, once; then four processes that start on one signal
+folder, (wait_end, go_end) = Path(sys.argv[1]), os.pipe()
+children = []
+for _ in range(4):
+    child = os.fork()
+    if child == 0:
+        os.read(wait_end, 1)
+        digits_builder.prepared(folder)
+        os._exit(0 if digits_builder.is_intact(folder / "digits-1.0.0") else 1)
+    children.append(child)
+os.write(go_end, b"gogo")
+print([os.waitpid(child, 0)[1] for child in children])
+"""
+STOP_HALF_WAY = (
+    "import sys; from pathlib import Path; from course_lib import digits_builder\n"
+    "def stop(folder): print('half way', flush=True); sys.stdin.readline()\n"
+    "digits_builder._checksums = stop; digits_builder.prepared(Path(sys.argv[1]))"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def four_devices():
+    return devices.simulate(4)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """A cache folder with the digits prepared in it."""
+    data.load("digits", "train", cache_dir=tmp_path)
+    return tmp_path
+
+
+def start(code: str, folder) -> subprocess.Popen:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    return subprocess.Popen([sys.executable, "-c", code, str(folder)], **pipes)
+
+
+def read(cache, split: str = "train"):
+    return map(np.stack, zip(*data.load("digits", split, cache_dir=cache).as_numpy_iterator()))
+
+
+def leftovers(folder) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name != "digits-1.0.0"]
+
+
+@pytest.mark.parametrize(("split", "count"), [("train", 1437), ("test", 360)])
+def test_digits_are_the_same_through_tfds_and_as_arrays(cache, split, count):
+    images, labels = read(cache, split)
+    expected_images, expected_labels = data.arrays("digits", split)
+    assert images.shape == (count, 8, 8, 1) and images.dtype == np.uint8 and images.max() == 255
+    np.testing.assert_array_equal(images / np.float32(255), expected_images)
+    np.testing.assert_array_equal(labels, expected_labels)
+    assert expected_images.dtype == np.float32 and expected_images.max() == 1 and np.ptp(expected_labels) == 9
+
+
+def test_undecoded_images_are_png_bytes(cache):
+    encoded, _ = next(iter(data.load("digits", "train", cache_dir=cache, decode=False)))
+    assert encoded.numpy().startswith(b"\x89PNG")
+    np.testing.assert_array_equal(tf.io.decode_png(encoded), digits.source("train")[0][0])
+
+
+def test_an_intact_cache_is_not_written_again(cache):
+    before = (cache / RECORDS).stat()
+    data.load("digits", "test", cache_dir=cache)
+    assert (cache / RECORDS).stat() == before
+    assert leftovers(cache) == []
+
+
+@pytest.mark.parametrize("damage", ["truncate", "alter", "delete", "lose the checksums", "garble the checksums"])
+def test_a_damaged_cache_is_rebuilt(cache, damage):
+    file = cache / RECORDS
+    sums = cache / "digits-1.0.0" / digits_builder.CHECKSUMS
+    whole = file.read_bytes()
+    {
+        "truncate": lambda: file.write_bytes(whole[: len(whole) // 2]),
+        "alter": lambda: file.write_bytes(whole[:1000] + bytes([whole[1000] ^ 1]) + whole[1001:]),
+        "delete": file.unlink,
+        "lose the checksums": sums.unlink,
+        "garble the checksums": lambda: sums.write_bytes(b"\xff\xfe"),
+    }[damage]()
+    assert not digits_builder.is_intact(cache / "digits-1.0.0")
+    images, _ = read(cache)
+    np.testing.assert_array_equal(images, digits.source("train")[0])
+    assert file.read_bytes() == whole, "preparation is not deterministic"
+    assert leftovers(cache) == []
+
+
+def test_four_processes_prepare_at_once(tmp_path):
+    done = start(PREPARE_AT_ONCE, tmp_path)
+    assert done.communicate(timeout=200)[0] == "[0, 0, 0, 0]\n"
+    assert leftovers(tmp_path) == []
+    images, _ = read(tmp_path)
+    np.testing.assert_array_equal(images, digits.source("train")[0])
+
+
+def test_a_process_killed_half_way_does_no_harm(tmp_path):
+    process = start(STOP_HALF_WAY, tmp_path)
+    assert process.stdout.readline() == "half way\n"
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    (abandoned,) = tmp_path.iterdir()
+    images, _ = read(tmp_path)  # another process may be at work there: its folder stays
+    np.testing.assert_array_equal(images, digits.source("train")[0])
+    assert leftovers(tmp_path) == [abandoned.name]
+    long_ago = abandoned.stat().st_mtime - digits_builder.ABANDONED_AFTER_SECONDS - 1
+    os.utime(abandoned, (long_ago, long_ago))
+    (tmp_path / RECORDS).unlink()
+    read(tmp_path)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CourseError, match="can't be written.*pass another folder as cache_dir"):
+        data.load("digits", "train", cache_dir=tmp_path / "file")
+
+
+def test_other_source_arrays_are_refused(monkeypatch):
+    monkeypatch.setattr(digits, "LABELS_SHA256", "0" * 64)
+    with pytest.raises(CourseError, match="other labels than expected.*reinstall"):
+        data.arrays("digits", "train")
+
+
+def test_arrays_of_the_digits_need_no_framework():
+    code = "import sys; from course_lib import data; data.arrays('digits', 'test'); print({'tensorflow', 'tensorflow_datasets', 'jax'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "set()\n", done.stderr
+
+
+@pytest.mark.parametrize(("name", "shape"), [("cifar10", (32, 32, 3)), ("mnist", (28, 28, 1)), ("fashion_mnist", (28, 28, 1))])
+def test_downloaded_sets_go_through_tfds(monkeypatch, name, shape):
+    import tensorflow_datasets as tfds
+
+    asked = []
+    monkeypatch.setattr(urllib.request, "urlopen", lambda request, timeout: asked.append(request.full_url) or open(os.devnull))
+    with tfds.testing.mock_data(num_examples=7):
+        images, labels = next(iter(data.load(name, "train").batch(7)))
+        copies, copied_labels = data.arrays(name, "test")
+    assert images.shape == (7, *shape) and images.dtype == tf.uint8 and labels.shape == (7,)
+    assert copies.shape == (7, *shape) and copies.dtype == np.float32 and copies.max() <= 1 and copied_labels.dtype == np.int32
+    assert all(address.startswith("http") for address in asked)
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    def unreachable(request, timeout):
+        raise urllib.error.URLError("Name or service not known")
+
+    monkeypatch.setattr(urllib.request, "urlopen", unreachable)
+
+
+def test_no_network_names_the_data_set_and_the_remedy(no_network):
+    with pytest.raises(CourseError, match='cifar10 .*Name or service not known.*or use "digits"'):
+        data.load("cifar10", "train")
+
+
+def test_a_fallback_is_announced(no_network, cache):
+    said = []
+    dataset = data.load("cifar10", "train", fallback="digits", cache_dir=cache, say=said.append)
+    assert dataset.element_spec[0].shape == (8, 8, 1)
+    (line,) = said
+    assert "cifar10" in line and line.endswith("Using digits instead.")
+
+
+def test_unknown_names_list_the_known_ones():
+    for call in (data.load, data.arrays):
+        with pytest.raises(CourseError, match="'imagenet'.*digits, cifar10, mnist, fashion_mnist"):
+            call("imagenet", "train")
+    with pytest.raises(CourseError, match="'valid'"):
+        data.arrays("digits", "valid")
+
+
+def test_the_text_is_long_and_always_the_same():
+    assert len(data.text_corpus()) > 300_000
+    assert data.text_corpus() == data.text_corpus()
+
+
+def pipeline(folder, global_batch=128, **options):
+    said = []
+    dataset = data.input_pipeline(data.load("digits", "train", cache_dir=folder), global_batch, say=said.append, **options)
+    return dataset, said[0]
+
+
+def test_the_pipeline_gives_every_example_once_an_epoch(cache):
+    dataset, line = pipeline(cache, drop_remainder=False, shuffle_seed=3)
+    first, second = (np.concatenate([labels for _, labels in dataset.as_numpy_iterator()]) for _ in range(2))
+    _, expected = data.arrays("digits", "train")
+    assert (first != expected).any() and (first != second).any(), "not shuffled, or not anew"
+    np.testing.assert_array_equal(np.bincount(first), np.bincount(expected))
+    np.testing.assert_array_equal(np.bincount(second), np.bincount(expected))
+    assert line == "input: 1,437 examples, cached, shuffled anew each epoch (seed 3), batches of 128, scaled to [0, 1], prefetched"
+
+
+def test_the_pipeline_is_the_arrays_in_order_and_scaled(cache):
+    dataset, line = pipeline(cache, replicas=4, cache=False)
+    images, labels = (np.concatenate(parts) for parts in zip(*dataset.as_numpy_iterator()))
+    expected_images, expected_labels = data.arrays("digits", "train")
+    np.testing.assert_allclose(images, expected_images[:1408], rtol=1e-7)  # one division each way: the last bit
+    np.testing.assert_array_equal(labels, expected_labels[:1408])
+    assert line == "input: 1,437 examples, in order, batches of 128 (32 on each of 4 replicas), the last 29 dropped, scaled to [0, 1], prefetched"
+
+
+def test_the_same_seed_gives_the_same_order(cache):
+    orders = [[labels.tolist() for _, labels in pipeline(cache, shuffle_seed=seed)[0].as_numpy_iterator()] for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_the_source_is_read_once_and_the_map_runs_on_batches_each_epoch():
+    reads, maps = tf.Variable(0), tf.Variable(0)
+
+    def counted(image, label):
+        reads.assign_add(1)
+        return image, label
+
+    def augment(images, labels):
+        maps.assign_add(1)
+        assert images.shape[1:] == (8, 8, 1)
+        return 1 - images, labels
+
+    images, labels = digits.source("test")
+    source = tf.data.Dataset.from_tensor_slices((images, labels)).map(counted)
+    dataset = data.input_pipeline(source, 60, map_fn=augment, say=lambda line: None)
+    inverted = [batch for _ in range(2) for batch, _ in dataset]
+    np.testing.assert_allclose(inverted[0], 1 - images[:60] / np.float32(255), atol=1e-7)
+    assert (reads.numpy(), maps.numpy()) == (360, 12), "each example once, each of 6 batches in 2 epochs"
+
+
+def test_batches_without_sense_are_refused(cache):
+    with pytest.raises(CourseError, match="global batch of 3 is smaller than the 4 replicas.*at least 4"):
+        pipeline(cache, global_batch=3, replicas=4)
+    with pytest.raises(CourseError, match="2,000 is larger than the data set's 1,437 examples.*drop_remainder=False"):
+        pipeline(cache, global_batch=2000)
+    dataset, _ = pipeline(cache, global_batch=2000, drop_remainder=False)
+    assert len(list(dataset)) == 1
+
+
+def test_a_last_batch_that_misses_some_replicas_is_refused():
+    import tensorflow as tf
+
+    examples = tf.data.Dataset.from_tensor_slices((np.zeros((66, 8, 8, 1), "uint8"), np.zeros(66, "int64")))
+    with pytest.raises(CourseError, match="66 examples in batches of 64 leave 2 for the last batch, too few for 4 replicas"):
+        data.input_pipeline(examples, 64, drop_remainder=False, replicas=4)
+    assert len(data.input_pipeline(examples, 64, replicas=4, say=lambda line: None)) == 1
