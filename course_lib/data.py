@@ -24,7 +24,6 @@ def load(
     split: str,
     *,
     fallback: str | None = None,
-    decode: bool = True,
     cache_dir: Path | None = None,
     say: Callable[[str], None] = print,
 ):
@@ -33,7 +32,6 @@ def load(
     name          "digits" (embedded), or "cifar10", "mnist", "fashion_mnist" (downloaded by TFDS)
     split         "train", "test" or any TFDS slice of them, such as "train[:10%]"
     fallback      what to open when `name` can't be downloaded; `say` tells which it is
-    decode        False leaves the image as its encoded bytes, shape ()
     cache_dir     where the prepared digits lie; the user's cache folder by default
     Raises        CourseError when the name is unknown, or can't be downloaded and there is no fallback
     """
@@ -46,9 +44,8 @@ def load(
         if fallback is None:
             raise
         say(f"{error} Using {fallback} instead.")
-        return load(fallback, split, decode=decode, cache_dir=cache_dir, say=say)
-    decoders = None if decode else {"image": tfds.decode.SkipDecoding()}
-    return builder.as_dataset(split=split, as_supervised=True, decoders=decoders)
+        return load(fallback, split, cache_dir=cache_dir, say=say)
+    return builder.as_dataset(split=split, as_supervised=True)
 
 
 def arrays(name: str, split: str) -> tuple[np.ndarray, np.ndarray]:

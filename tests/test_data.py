@@ -73,12 +73,6 @@ def test_digits_are_the_same_through_tfds_and_as_arrays(cache, split, count):
     assert expected_images.dtype == np.float32 and expected_images.max() == 1 and np.ptp(expected_labels) == 9
 
 
-def test_undecoded_images_are_png_bytes(cache):
-    encoded, _ = next(iter(data.load("digits", "train", cache_dir=cache, decode=False)))
-    assert encoded.numpy().startswith(b"\x89PNG")
-    np.testing.assert_array_equal(tf.io.decode_png(encoded), digits.source("train")[0][0])
-
-
 def test_an_intact_cache_is_not_written_again(cache):
     before = (cache / RECORDS).stat()
     data.load("digits", "test", cache_dir=cache)

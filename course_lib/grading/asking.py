@@ -13,6 +13,7 @@ from types import FunctionType
 
 import numpy as np
 
+WRITE_HERE = "write your answer here"  # ends the message of what generation puts into a blank
 _PLAIN_SCALARS = (bool, int, float, str, type(None))
 _PLAIN_KINDS = "biufcUS"  # NumPy's kinds that hold numbers or text, never objects
 _LONGEST_LINE = 240
@@ -46,9 +47,9 @@ def ask(
         return plain(probe(watched, seed))
     except NotPlain as error:
         return _stopped("not plain", str(error))
-    except NotImplementedError as error:
-        return _stopped("blank", _first_line(error))
     except Exception as error:
+        if isinstance(error, NotImplementedError) and _is_blank(error, names):
+            return _stopped("blank", _first_line(error))
         text = f"{type(error).__name__}: {_first_line(error).removeprefix(type(error).__name__ + ': ')}"
         place = _own_place(error, names)
         unplaced = f"{' or '.join(asks_for)} does not work as the docstring says ({text})"
@@ -96,10 +97,18 @@ def _watched(value: object) -> object:
     def answered(*args, **kwargs):
         result = value(*args, **kwargs)
         if result is None or result is ...:
-            raise NotImplementedError(f"{value.__name__} returned {result}")
+            raise NotImplementedError(f"{value.__name__} returned {result}: {WRITE_HERE}")
         return result
 
     return answered
+
+
+def _is_blank(error: NotImplementedError, names: Mapping[str, object]) -> bool:
+    """The blank's own, or the learner's; frameworks raise it too, for what they cannot do."""
+    step = error.__traceback__
+    while step.tb_next:
+        step = step.tb_next
+    return WRITE_HERE in str(error) or step.tb_frame.f_globals is names
 
 
 def _first_line(error: Exception) -> str:

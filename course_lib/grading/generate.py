@@ -13,6 +13,7 @@ from pathlib import Path
 
 from course_lib.errors import CourseError
 from course_lib.grading import bank
+from course_lib.grading.asking import WRITE_HERE
 from course_lib.grading.cells import checked_questions, question_tags, read_notebook
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
@@ -119,7 +120,7 @@ def _blank_source(source: str, question: str, place: str) -> str:
         inside = not inside
         if inside:
             indent = line[: len(line) - len(line.lstrip())]
-            lines.append(f'{indent}raise NotImplementedError("{question} is blank: write your answer here")')
+            lines.append(f'{indent}raise NotImplementedError("{question} is blank: {WRITE_HERE}")')
     if inside:
         raise CourseError(f"{place}: {BEGIN!r} has no {END!r}")
     if lines == source.splitlines():

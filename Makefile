@@ -1,0 +1,60 @@
+# Works with make, Python 3.11 to 3.13 and a package index; `make` alone says what there is.
+
+BIN := .venv/bin
+SHELL := /bin/bash
+
+help:
+	@echo 'make lab        set up what is missing and open JupyterLab on the first lesson'
+	@echo 'make test       set up what is missing and test the library and every notebook'
+	@echo
+	@echo 'For maintainers:'
+	@echo 'make exercises  write exercises/ from solutions/'
+	@echo 'make notebooks  execute lessons and solutions and store their outputs'
+	@echo 'make lock       requirements.lock from pyproject.toml; UPGRADE=--upgrade for newer versions'
+	@echo 'make lock-colab FREEZE=pip-freeze.txt FREEZE_TPU=pip-freeze.tpu.txt'
+	@echo "                the two Colab locks, from the lists in Colab's public repository backend-info"
+	@echo 'make clean      remove the environments and caches; your notebooks and progress stay'
+
+lab: setup
+	@$(BIN)/course lab
+
+test: setup
+	$(BIN)/python -m pytest
+
+exercises: setup
+	$(BIN)/course new-exercises
+
+notebooks: setup
+	$(BIN)/course run-notebooks
+
+setup:
+	@python3 course_lib/bootstrap.py
+
+clean:
+	rm -rf .venv* build dist .pytest_cache
+	find . -name __pycache__ -prune -exec rm -r {} +
+
+# A lock holds names, versions and markers, and no address.
+COMPILE := $(BIN)/uv pip compile --quiet --no-header --no-annotate
+EXTRAS := cpu jax lab test legacy
+COLAB_EXTRAS := cpu jax notebook test legacy
+COLAB_TPU_EXTRAS := jax notebook test
+COLAB := --python-version 3.13 --python-platform x86_64-manylinux_2_31
+
+# tf_keras asks for `tensorflow`, which would bring the CUDA build in beside tensorflow-cpu.
+lock: setup
+	$(COMPILE) $(UPGRADE) --universal --fork-strategy fewest --python-version 3.11 \
+	  --override <(echo 'tensorflow ; platform_machine != "x86_64" or sys_platform != "linux"') \
+	  pyproject.toml $(EXTRAS:%=--extra %) --output-file requirements.lock
+
+# Colab's CPU and GPU runtimes have the full `tensorflow`, and no libtpu; its TPU runtime has
+# libtpu, and no TensorFlow. Lines with " @ " name files on Colab's own machines.
+lock-colab: setup
+	@test -f '$(FREEZE)' -a -f '$(FREEZE_TPU)' || { echo 'FREEZE and FREEZE_TPU must name two files; see make help'; exit 2; }
+	$(COMPILE) $(COLAB) --constraint <(grep -v ' @ ' $(FREEZE)) \
+	  --override <(printf '%s ; sys_platform == "never"\n' tensorflow-cpu libtpu) \
+	  pyproject.toml <(echo tensorflow) $(COLAB_EXTRAS:%=--extra %) --output-file requirements-colab.lock
+	$(COMPILE) $(COLAB) --constraint <(grep -v ' @ ' $(FREEZE_TPU)) --override <(echo libtpu==0.0.21.1) \
+	  pyproject.toml $(COLAB_TPU_EXTRAS:%=--extra %) --output-file requirements-colab-tpu.lock
+
+.PHONY: help lab test exercises notebooks setup clean lock lock-colab

@@ -1,0 +1,152 @@
+"""What this machine has, and what each lesson will do on it. Starts no framework.
+
+Used by `course doctor`; notebooks/00 shows the same machine.
+"""
+
+import importlib.metadata
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from course_lib import devices
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a lesson needs to run.
+
+    framework  the backend it teaches: "tensorflow" or "jax"
+    replicas   devices that it divides its work over
+    packages   distributions beside the framework, as the index names them
+    """
+
+    framework: str
+    replicas: int
+    packages: tuple[str, ...] = ("tensorflow-datasets", "scikit-learn", "matplotlib")
+
+
+NEEDS = {
+    "00_start_here": Need("tensorflow", replicas=4),
+    "01_one_device": Need("tensorflow", replicas=1),
+    "02_data_parallelism": Need("tensorflow", replicas=4),
+}
+PROFILE_VIEWER = "tensorboard-plugin-profile"
+NEEDED_MEMORY_BYTES = 3 * GIB  # no lesson holds more at its peak
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What one lesson will do on this machine.
+
+    backend  the framework and what its replicas run on, in words
+    missing  what it needs and does not find; it can run when there is nothing
+    remedy   the command that brings what is missing, or ""
+    """
+
+    lesson: str
+    backend: str
+    missing: tuple[str, ...]
+    remedy: str
+
+    @property
+    def ready(self) -> bool:
+        return not self.missing
+
+    def __str__(self) -> str:
+        state = "ready" if self.ready else f"missing {', '.join(self.missing)}: {self.remedy}"
+        return f"{self.lesson:20} {self.backend:42} {state}"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The machine, its lessons, and advice that no lesson depends on; prints as a report."""
+
+    machine: devices.Machine
+    free_disk_bytes: int
+    lessons: tuple[Outlook, ...]
+    advice: tuple[str, ...]
+
+    @property
+    def ready(self) -> bool:
+        return all(lesson.ready for lesson in self.lessons)
+
+    def as_dict(self) -> dict:
+        """Plain values for JSON."""
+        lessons = [{**asdict(lesson), "ready": lesson.ready} for lesson in self.lessons]
+        return {**asdict(self), "lessons": lessons, "ready": self.ready}
+
+    def __str__(self) -> str:
+        disk = f"{'free disk':20} {self.free_disk_bytes / GIB:.0f} GiB"
+        advice = ["", *self.advice] if self.advice else []
+        return "\n".join([str(self.machine), disk, "", *map(str, self.lessons), *advice])
+
+
+def diagnose(needs: Mapping[str, Need], folder: Path) -> Diagnosis:
+    """Look at this machine for the sake of some lessons.
+
+    needs   lesson to what it needs
+    folder  where the course writes; its disk's free space is reported
+    """
+    machine = devices.machine()
+    return Diagnosis(
+        machine=machine,
+        free_disk_bytes=shutil.disk_usage(folder).free,
+        lessons=tuple(_outlook(lesson, need, machine) for lesson, need in needs.items()),
+        advice=_advice(machine),
+    )
+
+
+def _outlook(lesson: str, need: Need, machine: devices.Machine) -> Outlook:
+    packages = [name for name in (need.framework, *need.packages) if not _is_installed(name, machine)]
+    missing, remedies = list(packages), []
+    if packages:
+        remedies.append(_install(*packages))
+    if machine.memory_bytes is not None and machine.memory_bytes < NEEDED_MEMORY_BYTES:
+        missing.append(f"memory (has {machine.memory_bytes / GIB:.1f} of {NEEDED_MEMORY_BYTES / GIB:.0f} GiB)")
+        remedies.append("open it in Colab, from the badge at its top")
+    return Outlook(lesson, _backend(need, machine), tuple(missing), "; ".join(remedies))
+
+
+def _backend(need: Need, machine: devices.Machine) -> str:
+    framework = devices.FRAMEWORK_NAMES[need.framework]
+    if need.framework == "jax" and machine.tpu:
+        return f"{framework} on {machine.tpu}"
+    gpus = 0 if need.framework == "tensorflow" and _has_cpu_build() else len(machine.gpus)
+    if gpus >= need.replicas:
+        return f"{framework} on {need.replicas} GPU" + "s" * (need.replicas > 1)
+    return f"{framework} on {need.replicas} simulated CPU devices" if need.replicas > 1 else f"{framework} on the CPU"
+
+
+def _advice(machine: devices.Machine) -> tuple[str, ...]:
+    advice = []
+    if machine.gpus and _has_cpu_build():
+        swap = f"{sys.executable} -m pip uninstall -y tensorflow-cpu && {_install('tensorflow[and-cuda]')}"
+        advice.append(f"TensorFlow's CPU build does not use the {len(machine.gpus)} GPU(s) here; to change it: {swap}")
+    if not _has(PROFILE_VIEWER):
+        advice.append(f"To open lesson 01's profile in TensorBoard: {_install(PROFILE_VIEWER)}")
+    return tuple(advice)
+
+
+def _install(*packages: str) -> str:
+    return " ".join([sys.executable, "-m", "pip", "install", *(shlex.quote(package) for package in packages)])
+
+
+def _is_installed(package: str, machine: devices.Machine) -> bool:
+    return machine.versions[package] is not None if package in machine.versions else _has(package)
+
+
+def _has_cpu_build() -> bool:
+    return _has("tensorflow-cpu")
+
+
+def _has(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

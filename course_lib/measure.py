@@ -1,0 +1,232 @@
+"""How long a step takes, without fooling yourself. Taught in notebooks/01.
+
+Needs nothing: it waits for TensorFlow's and JAX's results without importing
+them. The first calls trace and compile, so they are thrown away; the rest vary,
+so you get a median and a spread; and two programs are timed in turns, so that
+a machine that slows down slows both.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from course_lib.errors import CourseError
+from course_lib.trace import Event, covered_seconds, profile, read_trace
+
+__all__ = ["Event", "Race", "StepSplit", "Timing", "covered_seconds", "peak_memory_bytes"]
+__all__ += ["profile", "read_trace", "side_by_side", "split_step", "time_step", "wait"]
+
+FEWEST_REPEATS = 3
+
+
+@dataclass(frozen=True, repr=False)  # a notebook shows the text below, not twenty raw times
+class Timing:
+    """Repeated times of one step.
+
+    seconds  one per repeat, in the order measured, warm-up left out
+    """
+
+    name: str
+    seconds: tuple[float, ...]
+
+    @property
+    def median_seconds(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Interquartile range over median: how much the middle half of the repeats varies."""
+        low, high = _middle_half(self.seconds)
+        return (high - low) / self.median_seconds
+
+    def __repr__(self) -> str:
+        return (
+            f"{self.name or 'step'}: median {self.median_seconds * 1e3:.3g} ms of {len(self.seconds)} repeats, "
+            f"the middle half within {self.spread:.0%}"
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Race:
+    """Steps timed in turns; shows each one's time relative to the first."""
+
+    timings: tuple[Timing, ...]
+
+    def ratio(self, name: str, to: str) -> float:
+        """Time of `name` over time of `to`: the median over rounds, both measured in the same round."""
+        return statistics.median(self._ratios(name, to))
+
+    def _ratios(self, name: str, to: str) -> list[float]:
+        seconds = {timing.name: timing.seconds for timing in self.timings}
+        return [one / other for one, other in zip(seconds[name], seconds[to], strict=True)]
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        first = self.timings[0].name
+        rows = []
+        for name in (timing.name for timing in self.timings):
+            low, high = _middle_half(self._ratios(name, first))
+            rows.append((name, f"{self.ratio(name, first):.2f}x", f"{low:.2f}x to {high:.2f}x"))
+        return rows
+
+    def __repr__(self) -> str:
+        head = ("", f"time / {self.timings[0].name}", "middle half of the rounds")
+        wide = max(len(name) for name, *_ in self._rows())
+        return "\n".join(f"{name:{wide}}  {ratio:>{len(head[1])}}  {middle:>25}" for name, ratio, middle in [head, *self._rows()])
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{escape(text)}</th>" for text in ("", f"time / {self.timings[0].name}", "middle half of the rounds"))
+        body = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in self._rows())
+        return f"<table><tr>{head}</tr>{body}</table>"
+
+
+@dataclass(frozen=True, repr=False)
+class StepSplit:
+    """Seconds per step of the input alone, of the step alone, and of the real loop.
+
+    input_seconds     pulling batches, with nobody computing
+    step_seconds      the step, on one batch that it already holds
+    together_seconds  the loop that does both
+    """
+
+    input_seconds: float
+    step_seconds: float
+    together_seconds: float
+
+    @property
+    def bottleneck(self) -> str:
+        """The one that the loop waits for: "input" or "step"."""
+        return "input" if self.input_seconds > self.step_seconds else "step"
+
+    @property
+    def overlap(self) -> float:
+        """Share of the shorter part that is hidden behind the longer: 0 one after the other, 1 wholly hidden."""
+        hidden = self.input_seconds + self.step_seconds - self.together_seconds
+        return min(1.0, max(0.0, hidden / min(self.input_seconds, self.step_seconds)))
+
+    def __repr__(self) -> str:
+        def share(seconds):
+            return f"{seconds / self.together_seconds:5.2f}x"
+
+        return "\n".join(
+            [
+                f"input alone  {share(self.input_seconds)}  pulling batches while nobody computes",
+                f"step alone   {share(self.step_seconds)}  computing on a batch that it already holds",
+                f"together     {share(self.together_seconds)}  the real loop; the sum of both when nothing overlaps",
+                f"bottleneck: {self.bottleneck}",
+            ]
+        )
+
+
+def time_step(step: Callable[[], object], *, warmup: int = 3, repeats: int = 20, name: str = "") -> Timing:
+    """Time `step()` in its steady state, until its result is really there.
+
+    warmup   calls before the first that counts: tracing, compiling, filling caches
+    repeats  calls that count
+    Raises   CourseError for fewer than 3 repeats: one wall time says nothing
+    """
+    return side_by_side({name: step}, warmup=warmup, repeats=repeats).timings[0]
+
+
+def side_by_side(steps: Mapping[str, Callable[[], object]], *, warmup: int = 3, repeats: int = 20) -> Race:
+    """Time several steps in turns, A B A B, so that whatever slows the machine slows all alike.
+
+    steps   name to a call without arguments
+    Raises  CourseError for no steps, or for fewer than 3 repeats
+    """
+    if not steps:
+        raise CourseError("side_by_side() got no steps: pass a dict of names to calls without arguments.")
+    if repeats < FEWEST_REPEATS:
+        raise CourseError(f"{repeats} repeat(s) can't tell a time from its noise: use {FEWEST_REPEATS} or more.")
+    for step in steps.values():
+        for _ in range(warmup):
+            wait(step())
+    rounds = [[_seconds(step) for step in steps.values()] for _ in range(repeats)]
+    return Race(tuple(Timing(name, seconds) for name, seconds in zip(steps, zip(*rounds))))
+
+
+def split_step(dataset: Iterable, step: Callable[[object], object], *, warmup: int = 5, steps: int = 20, passes: int = 5) -> StepSplit:
+    """Where a training loop's time goes: measured apart, then together.
+
+    On a machine whose input and step share the same cores the parts don't hide
+    behind each other, and `together_seconds` is close to their sum.
+
+    dataset  yields batches; begun anew when it ends
+    step     takes one batch
+    warmup   untimed batches before each pass; they use up what was prefetched meanwhile
+    steps    timed batches of a pass; the three kinds of pass take turns
+    passes   passes of each kind; the median pass counts
+    Raises   CourseError when the data set yields nothing
+    """
+    alone, fed = _endless(dataset), _endless(dataset)
+    held = next(alone)
+    works = {"input": lambda: next(alone), "step": lambda: step(held), "together": lambda: step(next(fed))}
+    per_step = {kind: [] for kind in works}
+    for _ in range(passes):
+        for kind, work in works.items():
+            _seconds(work, warmup)
+            per_step[kind].append(_seconds(work, steps) / steps)
+    return StepSplit(*(statistics.median(seconds) for seconds in per_step.values()))
+
+
+def peak_memory_bytes(call: Callable[[], object]) -> int:
+    """Host memory that `call()` needs on top of what this process holds already, at its highest.
+
+    Linux's own high-water mark, set back before the call. Memory that an
+    allocator has kept from earlier is used again and doesn't show, so measure
+    the larger case first or each in a fresh process. Device memory doesn't count.
+
+    Raises CourseError where the kernel has no such mark
+    """
+    mark, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    try:
+        reset.write_text("5")
+    except OSError:
+        raise CourseError("peak_memory_bytes() reads Linux's high-water mark, which this machine does not offer.") from None
+    before_bytes = _status_bytes(mark, "VmRSS")
+    wait(call())
+    return max(0, _status_bytes(mark, "VmHWM") - before_bytes)
+
+
+def wait(result: object) -> None:
+    """Return when every array in a (nested) result has been computed, on whatever device."""
+    if isinstance(result, Mapping):
+        result = list(result.values())
+    elif isinstance(getattr(result, "values", None), tuple):  # one value per replica
+        result = result.values
+    if isinstance(result, (list, tuple)):
+        for part in result:
+            wait(part)
+    elif hasattr(result, "block_until_ready"):
+        result.block_until_ready()
+    elif hasattr(result, "numpy"):
+        result.numpy()
+
+
+def _seconds(step: Callable[[], object], times: int = 1) -> float:
+    start = time.perf_counter()
+    for _ in range(times):
+        wait(step())
+    return time.perf_counter() - start
+
+
+def _endless(dataset: Iterable) -> Iterator:
+    while True:
+        empty = True
+        for batch in dataset:
+            empty = False
+            yield batch
+        if empty:
+            raise CourseError("The data set yields no batch: is the batch larger than the data set, with drop_remainder?")
+
+
+def _middle_half(values) -> tuple[float, float]:
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+def _status_bytes(status: Path, field: str) -> int:
+    line = next(line for line in status.read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024

@@ -1,0 +1,252 @@
+"""The `course` command, as a person types it: answers, exit codes, and no traceback."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from course_lib import cli, devices, doctor, notebooks
+
+ROOT = Path(__file__).parents[1]
+COMMANDS = ("doctor", "lab", "check", "progress", "new-exercises", "run-notebooks")
+
+
+def course(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "course_lib.cli", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def call(capsys, *arguments: object) -> tuple[int, str, str]:
+    """The command in this process: exit code, stdout, stderr."""
+    try:
+        code = cli.main(list(map(str, arguments)))
+    except SystemExit as exit:
+        code = exit.code
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_holds_an_example_that_parses(capsys, command):
+    code, out, _ = call(capsys, command, "--help")
+    assert code == 0
+    example = " ".join(re.search(r"Example: course (.*)", out, re.DOTALL)[1].split())
+    assert example.startswith(command)
+    cli._parser().parse_args(example.split())
+
+
+@pytest.mark.parametrize(
+    "line", ["", "nothing", "doctor --bad", "check", "lab --port 0", "lab --port 99999", "lab --port x"]
+)
+def test_a_mistake_in_the_call_exits_with_2(capsys, line):
+    code, out, err = call(capsys, *line.split())
+    assert code == 2 and "usage:" in err and out == ""
+
+
+def test_a_users_mistake_shows_one_line_and_no_traceback():
+    """In a process of its own, as a shell sees it."""
+    done = course("check", "no_such.ipynb")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == "course check: there is no file no_such.ipynb\n"
+
+
+# doctor
+
+
+def machine(**changes) -> devices.Machine:
+    versions = {name: "1.0" for name in devices.PACKAGES} | changes.pop("versions", {})
+    known = {"cores": 2, "memory_bytes": 8 * 2**30, "gpus": (), "tpu": None, "python": "3.11.7", "versions": versions}
+    return devices.Machine(**{**known, **changes})
+
+
+NEEDS = {"02": doctor.Need("tensorflow", replicas=4, packages=()), "05": doctor.Need("jax", replicas=8, packages=())}
+
+
+def diagnose(monkeypatch, installed: tuple[str, ...] = (), **changes) -> doctor.Diagnosis:
+    """What doctor says of a machine that these values describe."""
+    monkeypatch.setattr(doctor.devices, "machine", lambda: machine(**changes))
+    monkeypatch.setattr(doctor, "_has", lambda distribution: distribution in installed)
+    return doctor.diagnose(NEEDS, Path.cwd())
+
+
+def test_doctor_knows_every_lesson_and_no_other():
+    assert set(doctor.NEEDS) == {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
+
+
+def test_doctor_finds_this_environment_ready(capsys):
+    code, out, _ = call(capsys, "doctor")
+    assert code == 0 and all(lesson in out for lesson in doctor.NEEDS)
+    assert re.search(r"CPU cores +\d+\n", out) and re.search(r"free disk +\d+ GiB\n", out)
+
+
+def test_doctor_says_the_same_in_json(capsys):
+    code, out, _ = call(capsys, "doctor", "--json")
+    told = json.loads(out)
+    assert code == 0 and told["ready"] is True
+    assert told["machine"]["python"] == "%d.%d.%d" % sys.version_info[:3]
+    assert [lesson["lesson"] for lesson in told["lessons"]] == list(doctor.NEEDS)
+
+
+def test_doctor_starts_no_framework():
+    code = "import sys; from course_lib.cli import main; main(['doctor']); print([*sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert not {"'tensorflow'", "'jax'", "'keras'"} & set(re.findall(r"'\w+'", loaded))
+
+
+@pytest.mark.parametrize(
+    "changes, backends",
+    [
+        ({}, ["TensorFlow on 4 simulated CPU devices", "JAX on 8 simulated CPU devices"]),
+        ({"gpus": ("A",) * 2}, ["TensorFlow on 4 simulated CPU devices", "JAX on 8 simulated CPU devices"]),
+        ({"gpus": ("A",) * 8}, ["TensorFlow on 4 GPUs", "JAX on 8 GPUs"]),
+        ({"tpu": "v5e-8"}, ["TensorFlow on 4 simulated CPU devices", "JAX on v5e-8"]),
+    ],
+)
+def test_doctor_names_the_backend_of_each_lesson(monkeypatch, changes, backends):
+    assert [lesson.backend for lesson in diagnose(monkeypatch, **changes).lessons] == backends
+
+
+def test_doctor_names_what_is_missing_and_the_command_that_gets_it(monkeypatch, capsys):
+    diagnosis = diagnose(monkeypatch, versions={"tensorflow": None})
+    first, second = diagnosis.lessons
+    assert not diagnosis.ready and not first.ready and second.ready
+    assert first.missing == ("tensorflow",) and first.remedy.endswith("-m pip install tensorflow")
+    assert call(capsys, "doctor")[0] == 1
+
+
+def test_doctor_names_a_memory_that_is_too_small(monkeypatch):
+    (first, _) = diagnose(monkeypatch, memory_bytes=2 * 2**30).lessons
+    assert "2.0 of 3 GiB" in str(first) and "Colab" in first.remedy
+
+
+def test_doctor_says_when_gpus_lie_idle(monkeypatch):
+    (line,) = diagnose(monkeypatch, installed=("tensorflow-cpu", doctor.PROFILE_VIEWER), gpus=("A",) * 4).advice
+    assert "4 GPU(s)" in line and "tensorflow[and-cuda]" in line
+    assert diagnose(monkeypatch, installed=(doctor.PROFILE_VIEWER,), gpus=("A",) * 4).advice == ()
+
+
+def test_doctor_says_how_to_get_the_profile_viewer(monkeypatch):
+    (line,) = diagnose(monkeypatch).advice
+    assert line.endswith(f"-m pip install {doctor.PROFILE_VIEWER}")
+
+
+# lab
+
+
+def test_lab_refuses_a_taken_port_in_one_line(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, err = call(capsys, "lab", "--port", port)
+    assert code == 2 and f"port {port} cannot be used" in err and err.count("\n") == 1
+
+
+def test_lab_listens_on_this_machine_alone_and_opens_the_first_lesson(monkeypatch):
+    for command in (cli.lab_command(None, True), cli.lab_command(8890, False)):
+        assert "--ip=127.0.0.1" in command
+        assert any(option.endswith("/lab/tree/notebooks/00_start_here.ipynb") for option in command)
+    assert "--port=8890" in command and "--no-browser" in command
+
+
+# check, progress
+
+
+def test_check_says_which_exercises_there_are(capsys):
+    code, _, err = call(capsys, "check", "no_such")
+    assert code == 2 and "0 exercises begin with 'no_such'" in err
+
+
+@pytest.mark.parametrize("content, complaint", [("{", "is not JSON"), ("[1]", "no notebook"), (None, "no file")])
+def test_check_refuses_what_is_no_notebook(capsys, tmp_path, content, complaint):
+    path = tmp_path / "x.ipynb"
+    if content:
+        path.write_text(content)
+    code, _, err = call(capsys, "check", path)
+    assert code == 2 and complaint in err and err.count("\n") == 1
+
+
+def test_check_exits_with_0_only_when_all_is_right(capsys, monkeypatch):
+    from course_lib.grading import terminal
+    from course_lib.grading.verdict import Verdict
+
+    right = Verdict("q1", "One", True, 1, 1)
+    wrong = Verdict("q2", "Two", False, 0, 2, problem="is blank")
+    for verdicts, expected in (([right], 0), ([right, wrong], 1)):
+        monkeypatch.setattr(terminal, "check_notebook", lambda path: verdicts)
+        code, out, _ = call(capsys, "check", "x.ipynb")
+        assert code == expected and all(verdict.message in out for verdict in verdicts)
+        assert f"1 of {sum(verdict.of for verdict in verdicts)} points" in out
+        told = json.loads(call(capsys, "check", "x.ipynb", "--json")[1])
+        assert [verdict["right"] for verdict in told] == [verdict.right for verdict in verdicts]
+
+
+def test_progress_reads_the_folder_it_is_given(capsys, tmp_path):
+    code, out, _ = call(capsys, "progress", "--folder", tmp_path)
+    assert code == 0 and "0 of" in out
+    told = json.loads(call(capsys, "progress", "--folder", tmp_path, "--json")[1])
+    assert all(exercise["points"] == 0 for exercise in told["exercises"])
+
+
+# run-notebooks
+
+
+def notebook(path: Path, *sources: str, tags: dict[int, list[str]] | None = None) -> Path:
+    cells = [nbformat.v4.new_code_cell(source, id=f"c{number}") for number, source in enumerate(sources)]
+    for number, names in (tags or {}).items():
+        cells[number].metadata["tags"] = names
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    return path
+
+
+def test_a_notebook_is_run_in_its_folder_and_stored_clean(capsys, tmp_path):
+    printing = "print('a', flush=True); print('b', flush=True)"
+    sources = ["import pathlib", printing, "pathlib.Path.cwd().name", "1 / 0"]
+    path = notebook(tmp_path / "x.ipynb", *sources, tags={3: ["raises-exception"]})
+    code, out, _ = call(capsys, "run-notebooks", path)
+    assert code == 0 and re.search(r"\d+\.\d s, peak memory \d+\.\d\d GiB", out)
+    stored = nbformat.read(path, as_version=4)
+    assert [cell.execution_count for cell in stored.cells] == [1, 2, 3, 4]
+    assert [output.text for output in stored.cells[1].outputs] == ["a\nb\n"]
+    assert stored.cells[2].outputs[0].data["text/plain"] == repr(tmp_path.name)
+    assert stored.cells[3].outputs[0].traceback == ["ZeroDivisionError: division by zero"]
+    assert stored.cells[3].metadata == {"tags": ["raises-exception"]} and stored.cells[1].metadata == {}
+    assert stored.metadata == notebooks.METADATA
+    assert not list(tmp_path.glob("*.new"))
+
+
+def test_peak_memory_is_the_kernels(tmp_path):
+    path = notebook(tmp_path / "x.ipynb", "held = bytearray(500 * 2**20)")
+    assert notebooks.execute(path, store=False).peak_bytes > 500 * 2**20
+
+
+@pytest.mark.parametrize(
+    "sources, tags, complaint",
+    [
+        (["1", "1 / 0", "2"], {}, "cell 2 raised ZeroDivisionError: division by zero"),
+        (["1"], {0: ["raises-exception"]}, "cell 1 is tagged raises-exception and did not raise"),
+        (["import os; os._exit(1)"], {}, "cell 1: the kernel died"),
+    ],
+)
+def test_a_notebook_that_fails_is_not_stored(capsys, tmp_path, sources, tags, complaint):
+    path = notebook(tmp_path / "x.ipynb", *sources, tags=tags)
+    before = path.read_bytes()
+    code, out, _ = call(capsys, "run-notebooks", path)
+    assert code == 1 and complaint in out and "0 of 1 notebooks ran" in out
+    assert path.read_bytes() == before
+
+
+def test_check_mode_stores_nothing(capsys, tmp_path):
+    path = notebook(tmp_path / "x.ipynb", "print(1)")
+    before = path.read_bytes()
+    assert call(capsys, "run-notebooks", "--check", path)[0] == 0
+    assert path.read_bytes() == before
+
+
+def test_run_notebooks_refuses_what_is_not_json(capsys, tmp_path):
+    (tmp_path / "x.ipynb").write_text("{")
+    code, _, err = call(capsys, "run-notebooks", tmp_path / "x.ipynb")
+    assert code == 2 and "is not JSON" in err and err.count("\n") == 1

@@ -1,0 +1,119 @@
+"""Every exercise of the bank: solution, blank, mistakes, seeds, generated files."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from course_lib.grading import bank, generate
+from course_lib.grading.asking import ask
+from course_lib.grading.cells import question_tags, read_notebook
+from course_lib.grading.judging import judge, same
+
+pytest.importorskip("tensorflow")
+
+ROOT = Path(__file__).parents[1]
+SEEDS = (0, 1, 2, 3)
+EXERCISES = tuple(bank.MODULES)
+QUESTIONS = [(exercise, question) for exercise in EXERCISES for question in bank.questions(exercise)]
+MISTAKES = [(exercise, question, mistake) for exercise, question in QUESTIONS for mistake in question.mistakes]
+
+
+def named(*parts) -> str:
+    return "-".join(getattr(part, "name", part) for part in parts).replace(" ", "_")
+
+
+each_question = pytest.mark.parametrize("exercise, question", QUESTIONS, ids=[named(*one) for one in QUESTIONS])
+each_mistake = pytest.mark.parametrize("exercise, question, mistake", MISTAKES, ids=[named(*one) for one in MISTAKES])
+
+
+@pytest.fixture(scope="module")
+def solved():
+    """The names that a solution notebook defines, run once per exercise."""
+    return _cached(lambda exercise: _names(ROOT / "solutions" / f"{exercise}.ipynb"))
+
+
+@pytest.fixture(scope="module")
+def blank():
+    return _cached(lambda exercise: _names(ROOT / "exercises" / f"{exercise}.ipynb"))
+
+
+def _cached(make):
+    made = {}
+    return lambda exercise: made[exercise] if exercise in made else made.setdefault(exercise, make(exercise))
+
+
+def _names(path: Path) -> dict[str, object]:
+    """Execute the set-up and the answers in a plain namespace.
+
+    The cells that picture an answer stay out: a blank cannot give them, and their
+    collectives would meet those of other tests in this process.
+    """
+    code = [cell for cell in read_notebook(path)["cells"] if cell["cell_type"] == "code"]
+    names: dict[str, object] = {"__name__": path.stem}
+    for place, cell in enumerate(code):
+        if place == 0 or question_tags(cell):
+            exec(compile(re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", cell["source"]), str(path), "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_has_four_to_six_questions_with_distinct_names(exercise):
+    names = [question.name for question in bank.questions(exercise)]
+    assert names == [f"q{number}" for number in range(1, len(names) + 1)]
+    assert 4 <= len(names) <= 6
+
+
+@each_question
+def test_knows_at_least_four_mistakes(exercise, question):
+    names = [mistake.name for mistake in question.mistakes]
+    assert len(set(names)) == len(names) >= 4
+    assert all(mistake.what and mistake.where for mistake in question.mistakes)
+
+
+@each_question
+def test_probe_lives_apart_from_the_references(exercise, question):
+    assert question.probe.__module__.startswith("course_lib.grading.probes.")
+
+
+@each_question
+@pytest.mark.parametrize("seed", SEEDS)
+def test_solution_is_right(exercise, question, seed, solved):
+    answers = ask(question.probe, question.asks_for, solved(exercise), seed)
+    verdict = judge(question, answers, seed)
+    assert verdict.right and verdict.points == question.points, verdict.message
+
+
+@each_question
+def test_inputs_are_drawn_afresh(exercise, question, solved):
+    answers = [ask(question.probe, question.asks_for, solved(exercise), seed) for seed in SEEDS[:2]]
+    assert not same(*answers)
+
+
+@each_question
+def test_blank_fails_as_blank(exercise, question, blank):
+    answers = ask(question.probe, question.asks_for, blank(exercise), seed=0)
+    assert answers["stopped"]["kind"] == "blank", answers
+    verdict = judge(question, answers, seed=0)
+    assert not verdict.right and verdict.points == 0 and "still blank" in verdict.summary
+
+
+@each_mistake
+@pytest.mark.parametrize("seed", SEEDS)
+def test_mistake_fails_and_is_recognised_as_itself(exercise, question, mistake, seed):
+    answers = ask(question.probe, question.asks_for, question.stand_ins(mistake), seed)
+    verdict = judge(question, answers, seed)
+    assert not verdict.right and verdict.points == 0
+    assert verdict.mistake == mistake.name, verdict.message
+    assert verdict.hints == (mistake.what, mistake.where)
+
+
+def test_exercises_are_what_generation_gives():
+    for path in sorted((ROOT / "solutions").glob("*.ipynb")):
+        wanted = generate.as_bytes(generate.exercise_of(read_notebook(path), path))
+        assert (ROOT / "exercises" / path.name).read_bytes() == wanted, f"{path.name}: run `course new-exercises`"
+
+
+@pytest.mark.parametrize("folder", ["solutions", "exercises"])
+def test_every_exercise_of_the_bank_has_its_file_and_no_other(folder):
+    assert {path.stem for path in (ROOT / folder).glob("*.ipynb")} == set(EXERCISES)

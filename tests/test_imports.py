@@ -1,0 +1,126 @@
+"""The package is light to import, and its modules depend on each other in one direction."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "course_lib"
+
+# A module imports those before it, never those after it.
+ORDER = (
+    "errors", "devices", "tfds_compat", "digits", "digits_builder", "data", "models", "training", "collectives",
+    "accumulate", "pipeline", "sharding", "tpu", "cluster", "trace", "measure", "plan", "compare", "grading", "show",
+    "doctor", "notebooks", "bootstrap", "cli",
+)  # fmt: skip
+DRAWING = {"matplotlib", "ipywidgets"}
+MAY_DRAW = {"show"}
+MAY_READ_ENVIRONMENT = {"devices", "cluster", "cli", "bootstrap"}
+NEEDS_NOTHING = {"bootstrap", "errors"}
+
+FRAMEWORKS = {"tensorflow", "jax", "keras", "tf_keras", "numpy", "matplotlib", "ipywidgets", "IPython", "sklearn"}
+
+
+def room(file: Path) -> str:
+    """The module's name, or the subpackage it lives in: the unit of the order."""
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def dotted(file: Path) -> str:
+    name = ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+FILES = {dotted(file): file for file in sorted(PACKAGE.rglob("*.py"))}
+each_file = pytest.mark.parametrize("file", FILES.values(), ids=dotted)
+
+
+def imported(file: Path) -> set[str]:
+    """Full names of the modules that a file imports, at its top or inside functions."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file.name} imports relatively; this test reads absolute imports"
+            full = [f"{node.module}.{alias.name}" for alias in node.names]
+            names |= {name if name in FILES else node.module for name in full}
+    return names
+
+
+def ours(file: Path) -> set[str]:
+    """Those of them that are this package's."""
+    return imported(file) & FILES.keys()
+
+
+@each_file
+def test_a_module_imports_only_what_stands_above_it(file):
+    if file == PACKAGE / "__init__.py":
+        assert ours(file) == set()
+        return
+    here = room(file)
+    assert here in ORDER, f"{here} has no place in the order: give it one"
+    used = {room(FILES[name]) for name in ours(file)} - {here}
+    above = set(ORDER[: ORDER.index(here)])
+    assert used <= above, f"{here} imports {used - above}, which must not stand above it"
+
+
+def test_no_two_modules_import_each_other():
+    """Within a subpackage too, and also through others."""
+    edges = {name: ours(file) for name, file in FILES.items()}
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, f"cycle: {' -> '.join([*path[path.index(name):], name])}"
+        if name not in done:
+            for other in edges[name] - {name}:
+                visit(other, (*path, name))
+            done.add(name)
+
+    for name in edges:
+        visit(name, ())
+
+
+@each_file
+def test_only_show_draws(file):
+    drawing = {name.split(".")[0] for name in imported(file)} & DRAWING
+    assert not drawing or room(file) in MAY_DRAW
+
+
+@each_file
+def test_the_environment_is_read_in_few_places(file):
+    reads = [
+        node.lineno
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in {"environ", "environb", "getenv", "putenv"}
+    ]
+    assert not reads or room(file) in MAY_READ_ENVIRONMENT, f"lines {reads}"
+
+
+@pytest.mark.parametrize("module", sorted(NEEDS_NOTHING))
+def test_modules_that_run_before_anything_is_installed_need_the_standard_library_alone(module):
+    tops = {name.split(".")[0] for name in imported(PACKAGE / f"{module}.py")}
+    assert tops <= sys.stdlib_module_names
+
+
+def python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+@pytest.mark.parametrize("module", ["course_lib", "course_lib.cli", "course_lib.devices", "course_lib.doctor"])
+def test_importing_brings_in_no_framework(module):
+    loaded = json.loads(python(f"import json, sys, {module}; print(json.dumps(list(sys.modules)))"))
+    assert not {name.split(".")[0] for name in loaded} & FRAMEWORKS
+
+
+def test_importing_the_package_is_quick():
+    """Under 100 ms of CPU: time spent by this process alone, the best of five, beyond a bare interpreter."""
+    clock = "import time; print(time.process_time())"
+
+    def best(code: str) -> float:
+        return min(float(python(code)) for _ in range(5))
+
+    assert best(f"import course_lib; {clock}") - best(clock) < 0.100

@@ -1,0 +1,201 @@
+"""Measuring: what is counted, in which order, and what is refused. No test trusts a clock."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from course_lib import devices, measure, trace
+from course_lib.errors import CourseError
+
+JAX_TRACE = """
+import sys
+from course_lib import devices; devices.simulate(2, "jax")
+import jax, jax.numpy as jnp
+from course_lib import measure
+with measure.profile(sys.argv[1]):
+    with jax.profiler.TraceAnnotation("my mark"):
+        measure.wait({"a": [jax.jit(lambda x: x @ x)(jnp.ones((200, 200)))]})
+print(sum(event.name == "my mark" for event in measure.read_trace(sys.argv[1])))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def four_devices():
+    return devices.simulate(4)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still except when a step moves it."""
+
+    class Clock:
+        now = 0.0
+
+        def step(self, *durations):
+            left = list(durations)
+
+            def run():
+                self.now += left.pop(0)
+
+            return run
+
+    clock = Clock()
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: clock.now)
+    return clock
+
+
+def test_warm_up_is_left_out_and_the_median_counts(clock):
+    timing = measure.time_step(clock.step(100, 50, 1, 2, 9, 2, 2), warmup=2, repeats=5, name="step")
+    assert timing.seconds == (1, 2, 9, 2, 2)
+    assert timing.median_seconds == 2 and timing.spread == 0
+    assert str(timing) == "step: median 2e+03 ms of 5 repeats, the middle half within 0%"
+    assert measure.Timing("", (1.0, 2.0, 3.0, 4.0, 5.0)).spread == pytest.approx(2 / 3)
+
+
+def test_steps_take_turns():
+    calls = []
+    measure.side_by_side({name: lambda name=name: calls.append(name) for name in "AB"}, warmup=2, repeats=3)
+    assert calls == list("AABB") + list("AB") * 3
+
+
+def test_ratios_compare_within_a_round(clock):
+    # The machine slows down tenfold in the third round; the ratio of the two does not change.
+    race = measure.side_by_side({"A": clock.step(1, 1, 10, 10), "B": clock.step(3, 3, 30, 30)}, warmup=0, repeats=4)
+    assert race.ratio("B", "A") == 3 and race.ratio("A", "B") == pytest.approx(1 / 3)
+    assert "3.00x to 3.00x" in str(race) and "time / A" in str(race)
+    assert race._repr_html_().count("<tr>") == 3 and "3.00x" in race._repr_html_()
+
+
+def test_too_few_repeats_are_refused():
+    with pytest.raises(CourseError, match=r"1 repeat\(s\).*3 or more"):
+        measure.time_step(lambda: None, repeats=1)
+    with pytest.raises(CourseError, match="got no steps"):
+        measure.side_by_side({})
+
+
+def test_results_are_waited_for():
+    waited = []
+
+    class Array:
+        def block_until_ready(self):
+            waited.append("jax")
+
+    class Tensor:
+        def numpy(self):
+            waited.append("tensorflow")
+
+    class PerReplica:
+        values = (Tensor(), Tensor())
+
+    measure.wait({"a": (Array(), [Tensor()]), "b": PerReplica(), "c": 3.0, "d": None, "e": np.ones(2)})
+    assert waited == ["jax"] + ["tensorflow"] * 3
+    measure.time_step(Array, warmup=1, repeats=3)
+    assert waited.count("jax") == 5
+
+
+class ClockedBatches:
+    """A data set whose batches cost time on the stopped clock."""
+
+    def __init__(self, clock, seconds, batches=7):
+        self.clock, self.seconds, self.batches = clock, seconds, batches
+
+    def __iter__(self):
+        for number in range(self.batches):
+            self.clock.now += self.seconds
+            yield number
+
+
+@pytest.mark.parametrize(("input_seconds", "step_seconds", "bottleneck"), [(3.0, 1.0, "input"), (1.0, 3.0, "step")])
+def test_a_split_step_measures_each_part(clock, input_seconds, step_seconds, bottleneck):
+    def step(batch):
+        clock.now += step_seconds
+
+    split = measure.split_step(ClockedBatches(clock, input_seconds), step, steps=4, passes=3)
+    assert (split.input_seconds, split.step_seconds, split.together_seconds) == (input_seconds, step_seconds, 4.0)
+    assert split.bottleneck == bottleneck and split.overlap == 0
+    assert f"bottleneck: {bottleneck}" in str(split) and f"{input_seconds / 4:.2f}x" in str(split)
+
+
+def test_hidden_input_shows_as_overlap():
+    assert measure.StepSplit(2.0, 4.0, 4.0).overlap == 1
+    assert measure.StepSplit(2.0, 4.0, 5.0).overlap == 0.5
+    assert measure.StepSplit(2.0, 4.0, 7.0).overlap == 0
+
+
+def test_an_empty_data_set_is_refused():
+    with pytest.raises(CourseError, match="yields no batch"):
+        measure.split_step([], lambda batch: None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's high-water mark")
+def test_peak_memory_counts_what_was_freed_again():
+    size_bytes = 200_000_000
+
+    def work():
+        np.ones(size_bytes // 8)  # freed at once
+
+    earlier = np.ones(2 * size_bytes // 8)
+    del earlier  # an earlier, higher peak must not count
+    peak_bytes = measure.peak_memory_bytes(work)
+    assert 0.95 * size_bytes < peak_bytes < 1.3 * size_bytes
+    assert measure.peak_memory_bytes(lambda: None) < 0.1 * size_bytes
+
+
+def test_a_tensorflow_trace_is_read_back(tmp_path):
+    double = tf.function(lambda x: x @ x)
+    double(tf.ones((64, 64)))
+    with measure.profile(tmp_path, "tensorflow") as folder:
+        for number in range(3):
+            with tf.profiler.experimental.Trace("train", step_num=number, _r=1):
+                double(tf.ones((64, 64)))
+    events = measure.read_trace(folder)
+    steps = [event for event in events if event.name == "train"]
+    assert len(steps) == 3 and all(event.duration_seconds > 0 for event in steps)
+    assert [event.start_seconds for event in events] == sorted(event.start_seconds for event in events)
+    assert events[0].start_seconds == 0
+    inside = [event for event in events if "MatMul" in event.name]
+    assert inside and all(steps[0].start_seconds <= event.start_seconds <= steps[-1].end_seconds for event in inside)
+
+
+def test_the_newest_recording_is_read(tmp_path):
+    for mark in ("older", "newer"):
+        with measure.profile(tmp_path / mark, "tensorflow"), tf.profiler.experimental.Trace(mark):
+            tf.ones(()) + 1
+    names = {event.name for event in measure.read_trace(tmp_path)}
+    assert "newer" in names and "older" not in names
+
+
+def test_a_jax_trace_is_read_back(tmp_path):
+    done = subprocess.run([sys.executable, "-c", JAX_TRACE, str(tmp_path)], capture_output=True, text=True, timeout=200)
+    assert done.stdout == "1\n", done.stderr
+
+
+def test_recordings_do_not_nest_and_a_failure_ends_one(tmp_path):
+    with pytest.raises(CourseError, match="one process records one at a time"):
+        with measure.profile(tmp_path, "tensorflow"), measure.profile(tmp_path, "tensorflow"):
+            pass
+    with pytest.raises(ZeroDivisionError), measure.profile(tmp_path, "tensorflow"):
+        1 / 0
+    with measure.profile(tmp_path, "tensorflow"):
+        pass
+
+
+def test_nothing_to_read_or_record_is_one_line(tmp_path):
+    with pytest.raises(CourseError, match="no recording"):
+        measure.read_trace(tmp_path)
+    code = "from course_lib import measure\ntry:\n    measure.profile('x').__enter__()\nexcept Exception as error: print(error)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "neither has been imported" in done.stdout
+
+
+def event(start_seconds: float, duration_seconds: float) -> trace.Event:
+    return trace.Event("work", "/host:CPU", "python", start_seconds, duration_seconds)
+
+
+def test_covered_time_counts_overlaps_once():
+    nested, apart = [event(0, 4), event(1, 2), event(3, 3)], [event(10, 1)]
+    assert trace.covered_seconds(nested + apart) == 7
+    assert trace.covered_seconds([]) == 0

@@ -1,0 +1,136 @@
+"""What every lesson and solution file must be like; nbval runs them, this reads them."""
+
+import copy
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbval.plugin import find_comment_markers, find_metadata_tags, get_sanitize_patterns
+
+from course_lib import notebooks
+
+ROOT = Path(__file__).parents[1]
+PATHS = sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("solutions/*.ipynb")])
+each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+
+SET_UP = """\
+try:
+    import course_lib
+except ImportError:  # Colab: install this course; it replaces nothing that Colab has
+    %pip install -q git+https://github.com/distributed-training-course/course
+"""
+BADGE = "https://colab.research.google.com/github/distributed-training-course/course/blob/main"
+MACHINE_PATH = re.compile(r"(?<![\w.~<])/(?:root|home|Users|tmp|private|var|opt|mnt|work)/\w")
+
+NOT_COMPARED = {"image/png", "image/jpeg", "application/vnd.jupyter.widget-view+json"}  # by nbval
+SANITIZE = dict(get_sanitize_patterns((ROOT / "tests/sanitize.cfg").read_text()))
+
+
+def read(path: Path):
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(notebook) -> list:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def outputs(notebook) -> list:
+    return [output for cell in code_cells(notebook) for output in cell.outputs]
+
+
+def texts(output) -> list[str]:
+    """What nbval compares of an output."""
+    if output.output_type == "stream":
+        return [output.text]
+    if output.output_type == "error":
+        return [output.ename, output.evalue]
+    kept = [value for kind, value in output.data.items() if kind not in NOT_COMPARED]
+    return [value if isinstance(value, str) else json.dumps(value) for value in kept]
+
+
+def sanitized(text: str) -> str:
+    for pattern, replacement in SANITIZE.items():
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
+def is_compared(cell) -> bool:
+    """Whether nbval compares something of the cell's outputs that could come out different."""
+    options = dict(find_metadata_tags(cell.metadata)) | dict(find_comment_markers(cell.source))
+    left = [re.sub(r"<[\w ]+>", "", sanitized(text)) for output in cell.outputs for text in texts(output)]
+    return options.get("check", True) and not options.get("skip") and any(re.search(r"\w", text) for text in left)
+
+
+def test_there_are_lessons_and_solutions():
+    assert {path.parent.name for path in PATHS} == {"notebooks", "solutions"}
+
+
+@each_notebook
+def test_it_was_executed_from_top_to_bottom(path):
+    counts = [cell.execution_count for cell in code_cells(read(path))]
+    assert counts == list(range(1, len(counts) + 1)), "run make notebooks"
+
+
+@each_notebook
+def test_it_is_stored_clean(path):
+    """As course run-notebooks stores it: no time stamps, no Python version, no front end's metadata."""
+    notebook = read(path)
+    assert notebooks.clean(copy.deepcopy(notebook)) == notebook, "run make notebooks"
+
+
+@each_notebook
+def test_nothing_went_to_stderr(path):
+    assert [output.text for output in outputs(read(path)) if output.get("name") == "stderr"] == []
+
+
+@each_notebook
+def test_a_cell_raises_where_it_says_so_and_nowhere_else(path):
+    for cell in code_cells(read(path)):
+        raised = any(output.output_type == "error" for output in cell.outputs)
+        assert raised == (notebooks.RAISES in cell.metadata.get("tags", [])), cell.source
+
+
+@each_notebook
+def test_no_path_of_a_machine_is_in_it(path):
+    notebook = read(path)
+    shown = [text for output in outputs(notebook) for text in texts(output)]
+    for text in [*(cell.source for cell in notebook.cells), *shown]:
+        assert not MACHINE_PATH.search(text), text
+
+
+@each_notebook
+def test_nine_in_ten_of_the_cells_with_output_are_compared(path):
+    shown = [cell for cell in code_cells(read(path)) if cell.outputs]
+    left_out = [cell.source for cell in shown if not is_compared(cell)]
+    assert len(left_out) <= 0.1 * len(shown), f"{len(left_out)} of {len(shown)}:\n" + "\n---\n".join(left_out)
+
+
+@each_notebook
+def test_nine_in_ten_code_cells_have_prose_before_them(path):
+    cells = read(path).cells
+    pairs = zip(cells, cells[1:])  # the first cell is the title
+    bare = [cell.source for before, cell in pairs if cell.cell_type == "code" and before.cell_type != "markdown"]
+    assert len(bare) <= 0.1 * len(code_cells(read(path))), f"{len(bare)} cells:\n" + "\n---\n".join(bare)
+
+
+@each_notebook
+def test_it_opens_with_a_title_a_badge_and_the_set_up(path):
+    """A solution's badge opens the exercise that is made from it."""
+    notebook = read(path)
+    folder = {"notebooks": "notebooks", "solutions": "exercises"}[path.parent.name]
+    assert notebook.cells[0].cell_type == "markdown" and notebook.cells[0].source.startswith("# ")
+    assert f"({BADGE}/{folder}/{path.name})" in notebook.cells[0].source
+    first = code_cells(notebook)[0].source
+    assert first.startswith(SET_UP) and "devices.simulate(" in first
+
+
+def test_the_sanitizing_is_seen_through():
+    """A cell whose every number is sanitized away counts as not compared."""
+    cell = nbformat.v4.new_code_cell("1", outputs=[nbformat.v4.new_output("stream", text="  1.52x\n")])
+    assert not is_compared(cell)
+    cell.outputs[0].text = "faster 1.52x"
+    assert is_compared(cell)
+    cell.metadata["tags"] = ["nbval-ignore-output"]
+    assert not is_compared(cell)
