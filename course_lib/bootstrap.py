@@ -53,7 +53,7 @@ def main(arguments=None) -> int:
         if python != sys.executable:
             os.execv(python, [python, str(Path(__file__).resolve())] + sys.argv[1:])
         set_up(ROOT / options.venv, ROOT / options.lock, options.python)
-    except SetUpError as error:
+    except (SetUpError, OSError) as error:  # an OSError's own line names the file, as when the disk fills up
         print("set-up: %s" % error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:

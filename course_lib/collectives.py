@@ -8,6 +8,7 @@ clusters of workstations", JPDC 69(2); Thakur, Rabenseifner & Gropp (2005),
 "Optimization of collective communication operations in MPICH", IJHPCA 19(1).
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,19 +60,24 @@ class Network:
         return sum(m.size_bytes for m in self.messages if m.target == worker)
 
     @property
-    def critical_bytes(self) -> int:
-        """The largest message of each round, added up: bytes on the wire before the last worker is done."""
+    def round_starts_bytes(self) -> list[int]:
+        """Where each round starts on the critical path, and where the last one ends: rounds + 1 numbers."""
         largest = [0] * self.rounds
         for message in self.messages:
             largest[message.round] = max(largest[message.round], message.size_bytes)
-        return sum(largest)
+        return [0, *itertools.accumulate(largest)]
+
+    @property
+    def critical_bytes(self) -> int:
+        """The largest message of each round, added up: bytes on the wire before the last worker is done."""
+        return self.round_starts_bytes[-1]
 
     def __str__(self) -> str:
         busiest = max(self.sent_bytes(w) for w in range(self.workers))
         total = sum(m.size_bytes for m in self.messages)
         return (
             f"{self.rounds} rounds, {total:,} B in all, busiest worker sends {busiest:,} B, "
-            f"{self.critical_bytes:,} B one after another"
+            f"critical path {self.critical_bytes:,} B"
         )
 
 
@@ -130,17 +136,16 @@ def ring_all_reduce(buffers: Sequence[np.ndarray]) -> tuple[list[np.ndarray], Ne
         raise ValueError(f"{workers} workers can't split {buffers[0].size} elements into equal chunks; pad the buffer")
     network = Network(workers)
     chunks = [np.split(buffer.copy(), workers) for buffer in buffers]  # chunks[worker][chunk]: (n/N,)
-
-    def pass_on(offset: int, step: int) -> list[tuple[int, int, np.ndarray]]:
-        """In each step every worker passes one chunk to its right neighbour: (target, chunk, array)."""
-        moves = [(w, (w + 1) % workers, (w + offset - step) % workers) for w in range(workers)]
-        received = network.exchange([(source, target, chunks[source][chunk]) for source, target, chunk in moves])
-        return [(target, chunk, array) for (_, target, chunk), array in zip(moves, received)]
+    right = [(worker + 1) % workers for worker in range(workers)]
 
     for step in range(workers - 1):  # reduce-scatter: worker w ends with chunk w + 1 complete
-        for target, chunk, array in pass_on(0, step):
-            chunks[target][chunk] += array
+        sends = [(worker - step) % workers for worker in range(workers)]  # the chunk that each worker sends
+        received = network.exchange([(w, right[w], chunks[w][sends[w]]) for w in range(workers)])
+        for worker, array in enumerate(received):
+            chunks[right[worker]][sends[worker]] += array
     for step in range(workers - 1):  # all-gather: the complete chunks go round
-        for target, chunk, array in pass_on(1, step):
-            chunks[target][chunk] = array
+        sends = [(worker + 1 - step) % workers for worker in range(workers)]
+        received = network.exchange([(w, right[w], chunks[w][sends[w]]) for w in range(workers)])
+        for worker, array in enumerate(received):
+            chunks[right[worker]][sends[worker]] = array
     return [np.concatenate(worker_chunks) for worker_chunks in chunks], network

@@ -163,10 +163,11 @@ def _require_batch(global_batch: int, replicas: int, examples: int, drop_remaind
             f"so some would get nothing: use at least {replicas}."
         )
     last = examples % global_batch if examples > 0 and not drop_remainder else 0
-    if 0 < last < replicas:
+    shard = -(-last // replicas)  # TensorFlow fills shards of this size in turn, so the last replicas may go empty
+    if last and shard * (replicas - 1) >= last:
         raise CourseError(
-            f"{examples:,} examples in batches of {global_batch} leave {last} for the last batch, too few for "
-            f"{replicas} replicas: use drop_remainder=True, or another batch size."
+            f"{examples:,} examples in batches of {global_batch} leave {last} for the last batch: in shards of {shard} "
+            f"they don't reach all {replicas} replicas. Use drop_remainder=True, or another batch size."
         )
     if drop_remainder and 0 <= examples < global_batch:
         raise CourseError(

@@ -159,8 +159,8 @@ def _simulate_jax(count: int) -> Devices:
 
 def _started(framework: str, found: int, wanted: int) -> CourseError:
     name = FRAMEWORK_NAMES[framework]
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    place = f"this cell (In [{shell.execution_count}])" if shell else "this call"
+    in_notebook = "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
+    place = f"this cell, which calls simulate({wanted})," if in_notebook else "this call"
     return CourseError(
         f"{name} has already started with {found} device(s), so simulate({wanted}) comes too late: "
         f"restart the kernel and move {place} above the first cell that uses {name}."

@@ -89,23 +89,25 @@ def images(pictures, titles: Sequence[str], caption: str) -> Figure:
 
 
 def messages(networks: Mapping[str, object], caption: str) -> Figure:
-    """Ledgers of `collectives.Network`s side by side: time runs down, workers across, one arrow per message.
+    """Ledgers of `collectives.Network`s side by side: bytes run down, workers across, one arrow per message.
 
-    networks  name to ledger; an arrow's width is its share of the largest message drawn
+    networks  name to ledger; a round is as high as its largest message, so a
+              picture's height is the network's critical_bytes. Colours tell the senders.
     """
-    largest = max(message.size_bytes for network in networks.values() for message in network.messages)
-    rounds = max(network.rounds for network in networks.values())
-    canvas = Canvas(figsize=(3.0 * len(networks), 0.42 * rounds + 1.0), layout="constrained")
+    deepest = max(network.critical_bytes for network in networks.values())
+    canvas = Canvas(figsize=(3.0 * len(networks), 4.2), layout="constrained")
     for axes, (name, network) in zip(canvas.subplots(1, len(networks), sharey=True, squeeze=False)[0], networks.items()):
+        starts = network.round_starts_bytes
         for message in network.messages:
-            start, end = (message.source, message.round + 0.15), (message.target, message.round + 0.85)
-            style = {"arrowstyle": "-|>", "color": COLOURS[message.source % len(COLOURS)], "shrinkA": 0, "shrinkB": 0}
-            axes.annotate("", end, start, arrowprops={**style, "linewidth": 0.5 + 3 * message.size_bytes / largest})
-        axes.set(title=name, xlabel="worker", xlim=(-0.4, network.workers - 0.6), ylim=(rounds, 0))
+            start, end = (message.source, starts[message.round]), (message.target, starts[message.round] + message.size_bytes)
+            style = {"arrowstyle": "-|>", "color": COLOURS[message.source % len(COLOURS)], "shrinkA": 1, "shrinkB": 1}
+            axes.annotate("", end, start, arrowprops={**style, "linewidth": 1.8})
+        axes.set(title=name, xlabel="worker", xlim=(-0.4, network.workers - 0.6), ylim=(1.02 * deepest, 0))
         axes.set_xticks(range(network.workers))
         axes.grid(axis="x", color="0.85")
         axes.spines[["top", "right"]].set_visible(False)
-    canvas.axes[0].set_ylabel("round")
+    canvas.axes[0].set_ylabel("bytes sent one after another")
+    canvas.axes[0].yaxis.set_major_formatter("{x:,.0f}")
     return Figure(canvas, caption)
 
 

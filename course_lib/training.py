@@ -49,7 +49,7 @@ def replicated_step(strategy, model, optimizer, per_example_loss, metrics: Seque
         optimizer.build(model.trainable_variables)
 
     def replica_step(x, y):
-        global_batch = _sum_over_replicas(tf.shape(y)[0])
+        global_batch = sum_over_replicas(tf.shape(y)[0])
         with tf.GradientTape() as tape:
             logits = model(x, training=True)
             loss = tf.reduce_sum(per_example_loss(y, logits)) / tf.cast(global_batch, tf.float32)
@@ -70,10 +70,11 @@ class ExactPartialBatches:
     """Mix into a `keras.Model` so that `fit` under a strategy weighs every example alike.
 
     Keras 3 averages over each replica's rows and then over the replicas (keras
-    pull 20609; no issue is filed). When a partial batch divides unevenly, a row on a shorter shard counts more, and the
+    pull 20609). When a partial batch divides unevenly, a row on a shorter shard counts more, and the
     weights drift from the single-device run while the shown loss is right. This
     step weighs each replica's loss by its share of the rows. Every replica needs
-    at least one row: `data.input_pipeline(replicas=...)` refuses a shorter batch.
+    at least one row: `data.input_pipeline(replicas=...)` refuses a batch that
+    leaves one without. x and y are single tensors.
 
         class Model(training.ExactPartialBatches, keras.Model): pass
         model = Model(inputs, outputs)
@@ -83,7 +84,7 @@ class ExactPartialBatches:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         rows = tf.shape(y)[0]
-        share = tf.cast(rows * replicas, tf.float32) / tf.cast(_sum_over_replicas(rows), tf.float32)
+        share = tf.cast(rows * replicas, tf.float32) / tf.cast(sum_over_replicas(rows), tf.float32)
         with tf.GradientTape() as tape:
             predictions = self(x, training=True)
             loss = self.compute_loss(x, y, predictions, sample_weight, training=True)  # local mean / replicas
@@ -94,6 +95,6 @@ class ExactPartialBatches:
         return self.compute_metrics(x, y, predictions, sample_weight)
 
 
-def _sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
-    """All-reduce a per-replica scalar; the value itself outside a strategy."""
+def sum_over_replicas(value):
+    """All-reduce a tensor, or a list of them, inside a replica's step; the value itself outside a strategy."""
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)

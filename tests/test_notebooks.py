@@ -126,6 +126,24 @@ def test_it_opens_with_a_title_a_badge_and_the_set_up(path):
     assert first.startswith(SET_UP) and "devices.simulate(" in first
 
 
+def anchors(notebook) -> set[str]:
+    """What JupyterLab and Colab let a link name: each heading, its blanks as hyphens."""
+    prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    return {heading.strip().replace(" ", "-") for heading in re.findall(r"(?m)^#+ (.+)$", prose)}
+
+
+@each_notebook
+def test_every_link_leads_somewhere(path):
+    notebook = read(path)
+    for cell in notebook.cells:
+        links = re.findall(r"\]\(([^()\s]+)\)", cell.source) if cell.cell_type == "markdown" else []
+        for link in links:
+            if link.startswith("#"):
+                assert link[1:] in anchors(notebook), link
+            elif "://" not in link:
+                assert (path.parent / link).exists(), link
+
+
 def test_the_sanitizing_is_seen_through():
     """A cell whose every number is sanitized away counts as not compared."""
     cell = nbformat.v4.new_code_cell("1", outputs=[nbformat.v4.new_output("stream", text="  1.52x\n")])

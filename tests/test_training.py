@@ -5,6 +5,9 @@ seven digits, and ten steps carry that on. Gradients are large, because training
 starts from random weights.
 """
 
+import subprocess
+import sys
+
 import keras
 import pytest
 import tensorflow as tf
@@ -118,3 +121,24 @@ def test_keras_still_needs_the_optimizer_built_first(strategy):
     batch = next(iter(strategy.experimental_distribute_dataset(digits(GLOBAL_BATCH))))
     with pytest.raises(tf.errors.InvalidArgumentError, match="placeholder"):
         tf.function(lambda batch: strategy.run(replica_step, args=batch))(batch)
+
+
+def test_tensorflow_still_confuses_two_strategies():
+    """When this fails, lesson 02 need not say "make one strategy", and probes/ex02.py may use collectives."""
+    code = """
+from course_lib import devices
+names = devices.simulate(4).names
+import tensorflow as tf
+
+def reduce(strategy, numbers):
+    sum_up = lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.ones(numbers))
+    tf.function(lambda: strategy.run(sum_up))()
+
+reduce(tf.distribute.MirroredStrategy(names), 3)
+try:
+    reduce(tf.distribute.MirroredStrategy(names), 5)
+except tf.errors.OpError as error:
+    print("Shape mismatch in the collective instance" in str(error))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip().endswith("True"), done.stdout + done.stderr

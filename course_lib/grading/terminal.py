@@ -131,6 +131,7 @@ def _client(notebook, folder: Path):
         km=AsyncKernelManager(kernel_spec_manager=ThisPython()),
         timeout=CELL_SECONDS,
         allow_errors=True,
+        extra_arguments=["--log-level=ERROR"],  # the kernel's own warnings are no answer to the learner
         log=logging.Logger("nbclient", logging.CRITICAL + 1),  # a dead kernel is told of in the verdicts
         resources={"metadata": {"path": str(folder)}},
     )

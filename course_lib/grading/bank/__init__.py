@@ -21,7 +21,3 @@ def questions(exercise: str) -> tuple[Question, ...]:
     if exercise not in MODULES:
         raise CourseError(f"there is no exercise {exercise!r}; the exercises are {', '.join(MODULES)}")
     return importlib.import_module(f"{__name__}.{MODULES[exercise]}").QUESTIONS
-
-# TEMPORARY until ex01.py exists: delete these three lines then.
-from pathlib import Path as _P
-MODULES = {name: module for name, module in MODULES.items() if (_P(__file__).parent / f"{module}.py").exists()}
