@@ -29,7 +29,11 @@ def _few_bytes(answers, seed):
     buffer = probes.ring_buffers(seed)[0]
     workers = len(answers["sent_bytes"])
     allowed = (workers - 1) * buffer.nbytes // workers
-    return max(answers["sent_bytes"]) == allowed or f"the busiest sends {max(answers['sent_bytes'])} B of {buffer.nbytes} B"
+    return answers["sent_bytes"] == [allowed] * workers or f"yours send {answers['sent_bytes']} B of {buffer.nbytes} B"
+
+
+def _to_the_right(answers, seed):
+    return answers["hops"] == [1] or f"yours go {answers['hops']} workers to the right"
 
 
 def _few_rounds(answers, seed):
@@ -55,6 +59,18 @@ def _reduce_scatter(first=-1, whole=False, add=True, rounds=-1, keep=0, divide=F
     return reduce_scatter
 
 
+def _all_to_all(buffers, network):
+    """Right sums by another way: in round s every worker sends straight to the one s places on."""
+    workers = len(buffers)
+    chunks = [np.split(buffer, workers) for buffer in buffers]
+    sums = [chunks[w][w].copy() for w in range(workers)]
+    for step in range(1, workers):
+        moves = [(w, (w + step) % workers) for w in range(workers)]
+        for (_, to), array in zip(moves, network.exchange([(w, to, chunks[w][to]) for w, to in moves])):
+            sums[to] += array
+    return sums
+
+
 REDUCE_SCATTER = Question(
     name="q1",
     title="Reduce-scatter around a ring",
@@ -64,6 +80,7 @@ REDUCE_SCATTER = Question(
         Target("worker w returns chunk w of the sum", _chunks_complete),
         Target("every worker sends (N-1)/N of the buffer", _few_bytes),
         Target("N-1 rounds", _few_rounds),
+        Target("every message goes one worker to the right", _to_the_right),
     ),
     mistakes=(
         Mistake(
@@ -73,9 +90,27 @@ REDUCE_SCATTER = Question(
             _reduce_scatter(first=0, keep=1),
         ),
         Mistake(
+            "another's chunk",
+            "Chunk w on worker w is not complete: another worker finished it.",
+            "In the lesson worker w ends with chunk w + 1. Which chunk must it send first to end with its own?",
+            _reduce_scatter(first=0),
+        ),
+        Mistake(
+            "network unused",
+            "The sum is there, but nothing was sent for it.",
+            "Send through the `network` that you are given.",
+            lambda buffers, network: np.split(np.sum(buffers, axis=0), len(buffers)),
+        ),
+        Mistake(
+            "all to all",
+            "Your chunks are right and as cheap, but they go straight to their owners, not around a ring.",
+            "On a ring a worker has one neighbour to send to, and the sum grows on its way.",
+            _all_to_all,
+        ),
+        Mistake(
             "whole buffers",
             "You send whole buffers around the ring, so every worker sends N times what is needed.",
-            "A message carries one chunk: `np.split(buffer, workers)[chunk]`.",
+            "How much of a buffer does the next worker need in this round?",
             _reduce_scatter(whole=True),
         ),
         Mistake(
@@ -103,32 +138,29 @@ REDUCE_SCATTER = Question(
 # q2: a replica's part of a step
 
 
-def _linear_run(seed, replicas, divisor=lambda local, total: total, times=1.0, shown=None):
+def _linear_run(seed, replicas, divisor=lambda local, total, replicas: total, shown=None):
     """The linear model's weights and losses after the probe's steps, in NumPy.
 
-    divisor  (local rows, all rows) -> what a replica divides the sum of its losses by
-    times    multiplies the gradients; shown is the divisor of the returned loss
+    divisor  (local rows, all rows, replicas) -> what a replica divides the sum of its losses by
+    shown    the same for the loss that it returns; the divisor, unless given
     """
     weights, rate, steps = probes.linear_problem(seed, replicas)
     weights, losses = weights.astype("float64"), []
     for shards in steps:
         total = sum(len(x) for x, _ in shards)
+        sizes = [(len(x), total, replicas) for x, _ in shards]
         errors = [x @ weights - y for x, y in shards]
-        losses.append(sum((error**2).sum() / (shown or divisor)(len(error), total) for error in errors))
-        gradient = sum(2 * x.T @ error / divisor(len(x), total) for (x, _), error in zip(shards, errors))
-        weights = weights - rate * times * gradient
+        losses.append(sum((error**2).sum() / (shown or divisor)(*size) for error, size in zip(errors, sizes)))
+        parts = [2 * x.T @ error / divisor(*size) for (x, _), error, size in zip(shards, errors, sizes)]
+        weights = weights - rate * sum(parts)
     return weights, losses
 
 
-def _linear_run_is(**wrong):
-    """Recognise the weights and losses that this wrong step gives."""
+def _linear_run_is(divisor, shown=None):
+    """Recognise the weights and losses that a step with this divisor gives."""
 
     def recognise(answers, seed):
-        replicas = len(answers["weights"])
-        run = {name: value(replicas) if name in ("times",) else value for name, value in wrong.items()}
-        if "divisor_of" in run:
-            run["divisor"] = run.pop("divisor_of")(replicas)
-        weights, losses = _linear_run(seed, replicas, **run)
+        weights, losses = _linear_run(seed, len(answers["weights"]), divisor, shown)
         return np.allclose(answers["weights"], weights, rtol=1e-4) and np.allclose(answers["losses"], losses, rtol=1e-4)
 
     return recognise
@@ -140,18 +172,14 @@ def _weights_exact(answers, seed):
     return bool(off <= FLOAT32) or f"after an even and an uneven step yours are off by {100 * off:.2g}%"
 
 
-def _replicas_identical(answers, seed):
-    return all(np.array_equal(copy, answers["weights"][0]) for copy in answers["weights"])
-
-
 def _loss_exact(answers, seed):
     _, wanted = _linear_run(seed, len(answers["weights"]))
     off = np.abs(np.array(answers["losses"]) / wanted - 1).max()
     return bool(off <= FLOAT32) or f"the sum of your replicas' losses is off by {100 * off:.2g}%"
 
 
-def _replica_step(divisor, all_reduce=False, shown=None):
-    """A step with this divisor (local rows, all rows, replicas); the gradients summed once more if asked."""
+def _replica_step(divisor, shown=None):
+    """A step that divides by divisor(local rows, all rows, replicas), and what it returns by shown of them."""
 
     def replica_step(model, optimizer, x, y):
         import tensorflow as tf
@@ -163,12 +191,39 @@ def _replica_step(divisor, all_reduce=False, shown=None):
             total = tf.reduce_sum(tf.square(model(x) - y))
             loss = total / divisor(*sizes)
         gradients = tape.gradient(loss, model.trainable_variables)
-        if all_reduce:
-            gradients = context.all_reduce("SUM", gradients)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
         return total / (shown or divisor)(*sizes)
 
     return replica_step
+
+
+def _divides(divisor, shown=None):
+    """The wrong step and how to recognise it."""
+    return _replica_step(divisor, shown), _linear_run_is(divisor, shown)
+
+
+def _returns_the_global_loss(model, optimizer, x, y):
+    import tensorflow as tf
+
+    part = _replica_step(lambda local, total, replicas: total)(model, optimizer, x, y)
+    return tf.distribute.get_replica_context().all_reduce("SUM", part)
+
+
+def _global_loss_on_each(answers, seed):
+    weights, losses = _linear_run(seed, len(answers["weights"]))
+    times = len(answers["weights"])
+    return np.allclose(answers["weights"], weights, rtol=1e-4) and np.allclose(answers["losses"], np.multiply(times, losses))
+
+
+def _reduces_by_strategy(model, optimizer, x, y):
+    import tensorflow as tf
+
+    return tf.distribute.get_strategy().reduce("SUM", tf.reduce_sum(tf.square(model(x) - y)), axis=None)
+
+
+def _called_outside_its_context(answers, seed):
+    error = answers.get("stopped", {}).get("error", "")
+    return "cross-replica context" in error or "Mixing different tf.distribute.Strategy" in error
 
 
 REPLICA_STEP = Question(
@@ -177,45 +232,53 @@ REPLICA_STEP = Question(
     asks_for=("replica_step",),
     probe=probes.probe_replica_step,
     targets=(
-        Target("the weights equal one device's to 0.001%, also with unequal shards", _weights_exact),
-        Target("all replicas hold identical weights", _replicas_identical),
+        Target("every replica's weights equal one device's to 0.001%, also with unequal shards", _weights_exact),
         Target("the replicas' losses add up to the mean over the global batch, to 0.001%", _loss_exact),
     ),
     mistakes=(
         Mistake(
             "local mean",
-            "Each replica averages over its own rows, and the optimizer sums: your step is N times too long.",
-            "What do you divide by? `apply_gradients` adds up the replicas, so divide by the rows of all of them.",
-            _replica_step(lambda local, total, replicas: local),
-            _linear_run_is(divisor=lambda local, total: local),
+            "Your step is N times too long: the optimizer adds up local means, each as large as the global one.",
+            "What do you divide by? `apply_gradients` sums over the replicas, so divide by the rows of all of them.",
+            *_divides(lambda local, total, replicas: local),
         ),
         Mistake(
             "mean of means",
             "You divide by your own rows times the number of replicas, which is the global batch only for equal shards.",
-            "A replica with one row counts as much as one with five. Ask for the others' rows with `all_reduce`.",
-            _replica_step(lambda local, total, replicas: local * replicas),
-            _linear_run_is(divisor_of=lambda replicas: lambda local, total: local * replicas),
+            "A replica with one row counts as much as one with five. How many rows do the others have?",
+            *_divides(lambda local, total, replicas: local * replicas),
         ),
         Mistake(
             "no mean",
             "You sum the losses and divide by nothing, so the step grows with the batch.",
             "The loss is the mean over the global batch.",
-            _replica_step(lambda local, total, replicas: 1.0),
-            _linear_run_is(divisor=lambda local, total: 1.0),
+            *_divides(lambda local, total, replicas: 1.0),
         ),
         Mistake(
             "summed twice",
             "The gradients are summed over the replicas twice: by you, and again by the optimizer.",
             "Give `apply_gradients` the local gradients; it does the all-reduce.",
-            _replica_step(lambda local, total, replicas: total, all_reduce=True),
-            _linear_run_is(times=lambda replicas: replicas),
+            *_divides(lambda local, total, replicas: total / replicas, shown=lambda local, total, replicas: total),
         ),
         Mistake(
             "local mean returned",
             "The weights are right, but you return the local mean, and those do not add up to the global one.",
             "Return the loss that you differentiate: a part of the global mean.",
-            _replica_step(lambda local, total, replicas: total, shown=lambda local, total, replicas: local),
-            _linear_run_is(shown=lambda local, total: local),
+            *_divides(lambda local, total, replicas: total, shown=lambda local, total, replicas: local),
+        ),
+        Mistake(
+            "global loss returned",
+            "The weights are right, but every replica returns the whole loss, so that they add up to N times it.",
+            "Return this replica's part before any all-reduce of the loss.",
+            _returns_the_global_loss,
+            _global_loss_on_each,
+        ),
+        Mistake(
+            "strategy inside the step",
+            "You call a strategy's own method inside the step, where only one replica is in sight.",
+            "Inside `strategy.run` ask `tf.distribute.get_replica_context()`.",
+            _reduces_by_strategy,
+            _called_outside_its_context,
         ),
     ),
 )
@@ -249,6 +312,15 @@ def _model_outside(answers, seed):
     return min(answers["model_copies"]) == 1 < answers["replicas"]
 
 
+def _every_example(answers, seed):
+    replicas = answers["replicas"]
+    wanted = probes.rows(seed, 4 * probes.local_batch(seed) * replicas)
+    got = answers["examples"]
+    if len(got) != len(wanted):
+        return f"of {len(wanted)} examples {len(got)} arrive in an epoch"
+    return np.array_equal(np.sort(got, axis=0), np.sort(wanted, axis=0)) or "they arrive with other values"
+
+
 def _prepare(model_in=True, optimizer_in=True, build=True, distribute="divide"):
     """The solution, with one thing outside the scope or one wrong batch."""
 
@@ -265,6 +337,11 @@ def _prepare(model_in=True, optimizer_in=True, build=True, distribute="divide"):
             if build:
                 optimizer.build(model.trainable_variables)
         local = global_batch // strategy.num_replicas_in_sync
+        if distribute == "scaled":
+            scaled = examples.map(lambda x, y: (x / 255, y)).batch(global_batch)
+            return model, optimizer, strategy.experimental_distribute_dataset(scaled)
+        if distribute == "not at all":
+            return model, optimizer, examples.batch(global_batch)
         if distribute == "trust":
             return model, optimizer, strategy.distribute_datasets_from_function(lambda _: examples.batch(global_batch))
         batches = examples.batch(local if distribute == "divide twice" else global_batch)
@@ -282,25 +359,26 @@ PREPARE = Question(
         Target("every weight has one copy per replica", _model_replicated),
         Target("every optimizer variable has one copy per replica, and the optimizer is built", _optimizer_replicated),
         Target("a step brings every replica global_batch / N rows", _rows_divided),
+        Target("every example arrives once in an epoch, unchanged", _every_example),
     ),
     mistakes=(
         Mistake(
             "model outside",
             "Your model's weights have one copy: it would train on one replica.",
-            "Call `make_model()` under `strategy.scope()`.",
-            _prepare(model_in=False),
+            "Where was the scope open when the weights were made?",
+            _prepare(model_in=False, optimizer_in=False),
             _model_outside,
         ),
         Mistake(
             "optimizer outside",
             "The weights are replicated, and the optimizer's variables are not.",
-            "Make and build the optimizer under the same scope as the model.",
+            "Which of your lines make the optimizer's variables, and is the scope open there?",
             _prepare(optimizer_in=False),
         ),
         Mistake(
             "optimizer not built",
             "The optimizer has no momentum variables. Made later, inside a tf.function, they break the step.",
-            "`optimizer.build(model.trainable_variables)`, under the scope.",
+            "Which variables does momentum need, and who makes them, when?",
             _prepare(build=False),
         ),
         Mistake(
@@ -314,6 +392,20 @@ PREPARE = Question(
             "Your batches are divided twice: once by you and once by the strategy.",
             "`experimental_distribute_dataset` wants batches of the global size.",
             _prepare(distribute="divide twice"),
+        ),
+        Mistake(
+            "not distributed",
+            "Your dataset is an ordinary one: the whole batch arrives in one piece.",
+            "A strategy has a method that divides a dataset of batches.",
+            _prepare(distribute="not at all"),
+            lambda answers, seed: len(answers["rows"][0]) == 1 < answers["replicas"],
+        ),
+        Mistake(
+            "values changed",
+            "The examples arrive with other values than they had.",
+            "Batch and distribute, nothing else; the examples that you are given are ready.",
+            _prepare(distribute="scaled"),
+            lambda answers, seed: _rows_divided(answers, seed) is True and _every_example(answers, seed) is not True,
         ),
     ),
 )
@@ -369,8 +461,8 @@ LEARNING_RATE = Question(
         ),
         Mistake(
             "square root",
-            "You scale by the square root of N, which is a rule for other optimizers.",
-            "The docstring asks for the linear rule.",
+            "You scale by the square root of N; that is another recipe.",
+            "This one is the linear rule: N replicas, N times the rate.",
             lambda step, rate, replicas, warmup: rate * (1 + (replicas**0.5 - 1) * min(step / warmup, 1)),
         ),
         Mistake(
@@ -379,6 +471,24 @@ LEARNING_RATE = Question(
             "Limit the share of the warm-up that is done to 1.",
             lambda step, rate, replicas, warmup: rate * (1 + (replicas - 1) * step / warmup),
         ),
+        Mistake(
+            "one step ahead",
+            "Your warm-up is one step ahead: step 0 already uses more than the one-device rate.",
+            "Step 0 is the first step; at step 0 nothing of the warm-up is done.",
+            lambda step, rate, replicas, warmup: rate * (1 + (replicas - 1) * min((step + 1) / warmup, 1)),
+        ),
+        Mistake(
+            "geometric",
+            "Your rate grows by a constant factor; the warm-up is a straight line.",
+            "Half-way through the warm-up the rate is half-way between the two rates.",
+            lambda step, rate, replicas, warmup: rate * replicas ** min(step / warmup, 1),
+        ),
+        Mistake(
+            "too high by one rate",
+            "At the end you reach N + 1 times the one-device rate.",
+            "You start at one rate and end at N of them: how much is there to rise?",
+            lambda step, rate, replicas, warmup: rate * (1 + replicas * min(step / warmup, 1)),
+        ),
     ),
 )
 
@@ -386,7 +496,9 @@ LEARNING_RATE = Question(
 # q5: predict an all-reduce
 
 
-def _seconds(algorithm, size_bytes, workers, latency, gigabits, bits=8, giga=1e9, ways=2, log=math.ceil, chunks=None):
+def _seconds(
+    algorithm, size_bytes, workers, latency, gigabits, bits=8, giga=1e9, ways=2, log=math.ceil, chunks=None, latencies=None
+):
     """The latency-bandwidth model; the later arguments are what mistakes change."""
     rounds = {
         "naive": ways * (workers - 1),
@@ -394,7 +506,8 @@ def _seconds(algorithm, size_bytes, workers, latency, gigabits, bits=8, giga=1e9
         "ring": ways * (workers - 1),
     }[algorithm]
     message = size_bytes / (chunks or workers) if algorithm == "ring" else size_bytes
-    return rounds * (latency + message * bits / (gigabits * giga))
+    waits = rounds if latencies is None else latencies
+    return waits * latency + rounds * message * bits / (gigabits * giga)
 
 
 def _predicted(algorithm):
@@ -434,6 +547,24 @@ ALL_REDUCE_SECONDS = Question(
             lambda *link: _seconds(*link, log=float),
         ),
         Mistake(
+            "level rounded down",
+            "Your tree has too few levels when N is not a power of two.",
+            "Five workers do not fit under two levels.",
+            lambda *link: _seconds(*link, log=math.floor),
+        ),
+        Mistake(
+            "latency left out",
+            "You count the bytes and not the latency, which every round pays.",
+            "A round costs the latency plus the message.",
+            lambda *link: _seconds(*link, latencies=0),
+        ),
+        Mistake(
+            "latency once",
+            "You pay the latency once, and every round pays it.",
+            "Rounds follow one another: each waits for the one before.",
+            lambda *link: _seconds(*link, latencies=1),
+        ),
+        Mistake(
             "ring of whole buffers",
             "Your ring passes whole buffers, and a ring passes chunks.",
             "A message of the ring is 1/N of the buffer.",
@@ -453,7 +584,9 @@ ALL_REDUCE_SECONDS = Question(
 
 
 def _on_all_replicas(answers, seed):
-    return answers["replicas"] == answers["wanted_replicas"] or f"your weights have {answers['replicas']} copy"
+    if answers["replicas"] != answers["wanted_replicas"]:
+        return f"your weights have {answers['replicas']} copy"
+    return answers["identical"]
 
 
 def _full_global_batches(answers, seed):
@@ -483,12 +616,13 @@ def _small_data(leak=False):
         from course_lib import data
 
         x, y = data.arrays("digits", "train")
-        return (x, y, x[:200], y[:200]) if leak else (x[:1024], y[:1024], x[1024:1200], y[1024:1200])
+        test = slice(0, 200) if leak else slice(1024, 1200)
+        return x[:1024], y[:1024], x[test], y[test]
 
     return load_data
 
 
-def _train(in_scope=True, batch=probes.GLOBAL_BATCH, epochs=3, rate=0.5):
+def _train(in_scope=True, batch=probes.GLOBAL_BATCH, epochs=3, rate=0.5, held_out=0.0):
     """A small linear classifier on the digits, with one thing wrong."""
 
     def train(strategy, seed):
@@ -501,7 +635,8 @@ def _train(in_scope=True, batch=probes.GLOBAL_BATCH, epochs=3, rate=0.5):
             model = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
             model.compile(keras.optimizers.SGD(rate), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         x, y, *_ = _small_data()()
-        return model, model.fit(x, y, batch_size=batch, epochs=epochs, verbose=0).history["loss"]
+        fit = model.fit(x, y, batch_size=batch, epochs=epochs, validation_split=held_out, verbose=0)
+        return model, fit.history["loss"]
 
     return train
 
@@ -512,8 +647,7 @@ OWN_RUN = Question(
     asks_for=("load_data", "train"),
     probe=probes.probe_training,
     targets=(
-        Target("the model trains on all replicas", _on_all_replicas),
-        Target("all copies of every weight are identical", lambda answers, seed: answers["identical"]),
+        Target("the model trains on all replicas, with identical copies of every trained weight", _on_all_replicas),
         Target("one optimizer step per global batch of 128", _full_global_batches),
         Target("the last epoch's loss is below 0.8 of the first's", _loss_falls),
         Target("test accuracy at least 20 points above the commonest class", _learned),
@@ -540,6 +674,13 @@ OWN_RUN = Question(
             "Give `fit` batches of 128; the strategy makes the shards.",
             {"load_data": _small_data(), "train": _train(batch=probes.GLOBAL_BATCH // 4)},
             lambda answers, seed: _steps_for_batch(answers, probes.GLOBAL_BATCH // answers["wanted_replicas"]),
+        ),
+        Mistake(
+            "examples held out",
+            "An epoch has fewer steps than your training data fill: some of them are held out.",
+            "Train on all of x_train; `validation_split` takes its share away.",
+            {"load_data": _small_data(), "train": _train(held_out=0.25)},
+            lambda answers, seed: 0.5 < answers["steps_per_epoch"] * probes.GLOBAL_BATCH / answers["train_examples"] < 0.95,
         ),
         Mistake(
             "tested on training data",

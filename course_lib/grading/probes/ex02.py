@@ -38,6 +38,11 @@ def local_batch(seed: int) -> int:
     return int(np.random.default_rng(seed).integers(3, 9))
 
 
+def rows(seed: int, count: int) -> np.ndarray:
+    """q3's examples: float32 (count, 3), no two rows alike."""
+    return np.random.default_rng(seed).normal(size=(count, 3)).astype("float32")
+
+
 def warm_ups(seed: int) -> list[tuple[int, float, int, int]]:
     """(step, one_device_rate, replicas, warmup_steps): before, at and after the end of the warm-up."""
     rng = np.random.default_rng(seed)
@@ -62,6 +67,7 @@ def probe_reduce_scatter(names, seed):
     return {
         "chunks": [np.asarray(chunk) for chunk in chunks],
         "sent_bytes": [network.sent_bytes(worker) for worker in range(len(buffers))],
+        "hops": sorted({(message.target - message.source) % len(buffers) for message in network.messages}),
         "rounds": network.rounds,
     }
 
@@ -97,21 +103,24 @@ def probe_prepare(names, seed):
 
     strategy = _strategy()
     replicas = strategy.num_replicas_in_sync
-    rows = local_batch(seed) * replicas
-    examples = tf.data.Dataset.from_tensor_slices((np.ones((4 * rows, 3), "float32"), np.ones((4 * rows, 1), "float32")))
+    global_batch = local_batch(seed) * replicas
+    x = rows(seed, 4 * global_batch)
+    examples = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
     model, optimizer, batches = names["prepare"](
         strategy,
         lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]),
         lambda: keras.optimizers.SGD(0.1, momentum=0.9),
         examples,
-        rows,
+        global_batch,
     )
+    steps = [[np.asarray(shard) for shard in strategy.experimental_local_results(x)] for x, _ in batches]
     return {
         "replicas": replicas,
         "model_copies": [len(_copies(strategy, variable)) for variable in model.weights],
         "optimizer_copies": [len(_copies(strategy, variable)) for variable in optimizer.variables],
         "optimizer_built": len(optimizer.variables) > 2,  # more than its step count and learning rate
-        "rows": [[len(shard) for shard in strategy.experimental_local_results(y)] for _, y in batches],
+        "rows": [[len(shard) if shard.ndim == 2 else 1 for shard in step] for step in steps],
+        "examples": np.concatenate([np.reshape(shard, (-1, 3)) for step in steps for shard in step]),
     }
 
 
@@ -134,7 +143,7 @@ def probe_training(names, seed):
     copies = [_copies(strategy, variable) for variable in model.trainable_variables]
     x_test, y_test = x_test[:LARGEST_FORWARD], y_test[:LARGEST_FORWARD].ravel()
     logits = np.asarray(model(x_test, training=False))
-    seen = {row.tobytes() for row in x_train}
+    seen = {row.tobytes() for row in x_train.astype("float32")}
     return {
         "wanted_replicas": strategy.num_replicas_in_sync,
         "replicas": min(len(values) for values in copies),
@@ -144,7 +153,7 @@ def probe_training(names, seed):
         "losses": [float(loss) for loss in losses],
         "accuracy": float(np.mean(logits.argmax(axis=-1) == y_test)),
         "commonest": float(np.unique(y_test, return_counts=True)[1].max() / len(y_test)),
-        "leaked": float(np.mean([row.tobytes() in seen for row in x_test])),
+        "leaked": float(np.mean([row.tobytes() in seen for row in x_test.astype("float32")])),
     }
 
 
