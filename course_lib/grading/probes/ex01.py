@@ -111,8 +111,9 @@ def probe_pipeline(names, seed):
         return tf.cast(number, tf.float32) + 0.25
 
     def augment(decoded):
-        augment_runs.assign_add(1)
-        return decoded + tf.random.uniform(tf.shape(decoded), 0.0, 0.5)
+        # Stateless: a stateful draw repeats itself in every epoch once somebody has set TensorFlow's global seed.
+        draw = tf.stack([seed % 2**31, augment_runs.assign_add(1)])
+        return decoded + tf.random.stateless_uniform(tf.shape(decoded), draw, 0.0, 0.5)
 
     dataset = names["pipeline"](tf.data.Dataset.range(examples), decode, augment, batch)
     enough = examples // batch + 2  # a pipeline that repeats itself must come to an end here
