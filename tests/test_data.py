@@ -155,6 +155,17 @@ def test_downloaded_sets_go_through_tfds(monkeypatch, name, shape):
     assert all(address.startswith("http") for address in asked)
 
 
+def test_a_server_that_answers_anything_is_a_network(monkeypatch):
+    import tensorflow_datasets as tfds
+
+    def refuses(request, timeout):
+        raise urllib.error.HTTPError(request.full_url, 405, "Method Not Allowed", {}, None)
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuses)
+    with tfds.testing.mock_data(num_examples=3):
+        assert len(list(data.load("mnist", "train"))) == 3
+
+
 @pytest.fixture
 def no_network(monkeypatch):
     def unreachable(request, timeout):

@@ -119,6 +119,19 @@ def test_a_split_step_measures_each_part(clock, input_seconds, step_seconds, bot
     assert f"bottleneck: {bottleneck}" in str(split) and f"{input_seconds / 4:.2f}x" in str(split)
 
 
+def test_what_was_prefetched_meanwhile_is_not_timed(clock):
+    """A pass begins with untimed batches: the first ones may have been ready."""
+
+    class Buffered:
+        def __iter__(self):
+            for number in range(100):
+                clock.now += 0.0 if number < 3 else 1.0
+                yield number
+
+    split = measure.split_step(Buffered(), lambda batch: None, warmup=6, steps=4, passes=1)
+    assert split.input_seconds == split.together_seconds == 1.0
+
+
 def test_hidden_input_shows_as_overlap():
     assert measure.StepSplit(2.0, 4.0, 4.0).overlap == 1
     assert measure.StepSplit(2.0, 4.0, 5.0).overlap == 0.5

@@ -33,7 +33,9 @@ def _few_bytes(answers, seed):
 
 
 def _to_the_right(answers, seed):
-    return answers["hops"] == [1] or f"yours go {answers['hops']} workers to the right"
+    if not answers["hops"]:
+        return "yours sends no message"
+    return answers["hops"] == [1] or f"yours go {' or '.join(map(str, answers['hops']))} workers to the right"
 
 
 def _few_rounds(answers, seed):
@@ -41,7 +43,7 @@ def _few_rounds(answers, seed):
     return answers["rounds"] == workers - 1 or f"{answers['rounds']} rounds for {workers} workers"
 
 
-def _reduce_scatter(first=-1, whole=False, add=True, rounds=-1, keep=0, divide=False):
+def _reduce_scatter(first=-1, whole=False, add=True, rounds=-1, keep=0):
     """The solution, with one thing wrong: see the mistakes for which."""
 
     def reduce_scatter(buffers, network):
@@ -54,7 +56,7 @@ def _reduce_scatter(first=-1, whole=False, add=True, rounds=-1, keep=0, divide=F
             for (_, to, chunk), array in zip(moves, received):
                 part = np.split(array, workers)[chunk] if whole else array
                 chunks[to][chunk] = chunks[to][chunk] + part if add else part
-        return [chunks[w][(w + keep) % workers] / (workers if divide else 1) for w in range(workers)]
+        return [chunks[w][(w + keep) % workers] for w in range(workers)]
 
     return reduce_scatter
 
@@ -125,12 +127,6 @@ REDUCE_SCATTER = Question(
             "A chunk that starts on one worker visits the N-1 others.",
             _reduce_scatter(rounds=-2),
         ),
-        Mistake(
-            "mean",
-            "You return the mean over the workers, and a reduce-scatter returns the sum.",
-            "Leave the division to whoever wants a mean.",
-            _reduce_scatter(divide=True),
-        ),
     ),
 )
 
@@ -138,7 +134,15 @@ REDUCE_SCATTER = Question(
 # q2: a replica's part of a step
 
 
-def _linear_run(seed, replicas, divisor=lambda local, total, replicas: total, shown=None):
+def _all_rows(local, total, replicas):
+    return total
+
+
+def _own_rows(local, total, replicas):
+    return local
+
+
+def _linear_run(seed, replicas, divisor=_all_rows, shown=None):
     """The linear model's weights and losses after the probe's steps, in NumPy.
 
     divisor  (local rows, all rows, replicas) -> what a replica divides the sum of its losses by
@@ -169,13 +173,13 @@ def _linear_run_is(divisor, shown=None):
 def _weights_exact(answers, seed):
     wanted, _ = _linear_run(seed, len(answers["weights"]))
     off = np.abs(np.array(answers["weights"]) - wanted).max() / np.abs(wanted).max()
-    return bool(off <= FLOAT32) or f"after an even and an uneven step yours are off by {100 * off:.2g}%"
+    return bool(off <= FLOAT32) or f"after an even and an uneven step yours are off by {100 * off:,.4g}%"
 
 
 def _loss_exact(answers, seed):
     _, wanted = _linear_run(seed, len(answers["weights"]))
     off = np.abs(np.array(answers["losses"]) / wanted - 1).max()
-    return bool(off <= FLOAT32) or f"the sum of your replicas' losses is off by {100 * off:.2g}%"
+    return bool(off <= FLOAT32) or f"the sum of your replicas' losses is off by {100 * off:,.4g}%"
 
 
 def _replica_step(divisor, shown=None):
@@ -205,14 +209,15 @@ def _divides(divisor, shown=None):
 def _returns_the_global_loss(model, optimizer, x, y):
     import tensorflow as tf
 
-    part = _replica_step(lambda local, total, replicas: total)(model, optimizer, x, y)
+    part = _replica_step(_all_rows)(model, optimizer, x, y)
     return tf.distribute.get_replica_context().all_reduce("SUM", part)
 
 
 def _global_loss_on_each(answers, seed):
     weights, losses = _linear_run(seed, len(answers["weights"]))
     times = len(answers["weights"])
-    return np.allclose(answers["weights"], weights, rtol=1e-4) and np.allclose(answers["losses"], np.multiply(times, losses))
+    summed = np.multiply(times, losses)
+    return np.allclose(answers["weights"], weights, rtol=1e-4) and np.allclose(answers["losses"], summed, rtol=1e-4)
 
 
 def _reduces_by_strategy(model, optimizer, x, y):
@@ -238,9 +243,9 @@ REPLICA_STEP = Question(
     mistakes=(
         Mistake(
             "local mean",
-            "Your step is N times too long: the optimizer adds up local means, each as large as the global one.",
-            "What do you divide by? `apply_gradients` sums over the replicas, so divide by the rows of all of them.",
-            *_divides(lambda local, total, replicas: local),
+            "Your step is N times too long: each replica hands over a gradient that is already a mean.",
+            "`apply_gradients` sums what the replicas hand over. Which parts add up to one mean over all rows?",
+            *_divides(_own_rows),
         ),
         Mistake(
             "mean of means",
@@ -258,13 +263,13 @@ REPLICA_STEP = Question(
             "summed twice",
             "The gradients are summed over the replicas twice: by you, and again by the optimizer.",
             "Give `apply_gradients` the local gradients; it does the all-reduce.",
-            *_divides(lambda local, total, replicas: total / replicas, shown=lambda local, total, replicas: total),
+            *_divides(lambda local, total, replicas: total / replicas, shown=_all_rows),
         ),
         Mistake(
             "local mean returned",
             "The weights are right, but you return the local mean, and those do not add up to the global one.",
             "Return the loss that you differentiate: a part of the global mean.",
-            *_divides(lambda local, total, replicas: total, shown=lambda local, total, replicas: local),
+            *_divides(_all_rows, shown=_own_rows),
         ),
         Mistake(
             "global loss returned",
@@ -300,9 +305,10 @@ def _optimizer_replicated(answers, seed):
 
 
 def _rows_divided(answers, seed):
-    wanted = [probes.local_batch(seed)] * answers["replicas"]
-    return answers["rows"][0] == wanted or (
-        f"the first step brings {answers['rows'][0]} rows to the replicas, of a global batch of {sum(wanted)}"
+    local, replicas, shapes = probes.local_batch(seed), answers["replicas"], answers["first_shapes"]
+    return shapes == [[local, 3]] * replicas or (
+        f"with a global batch of {local * replicas} on {replicas} replicas, the first step brings x of shape "
+        + ", ".join(f"({', '.join(map(str, shape))})" for shape in shapes)
     )
 
 
@@ -313,16 +319,19 @@ def _model_outside(answers, seed):
 
 
 def _every_example(answers, seed):
-    replicas = answers["replicas"]
-    wanted = probes.rows(seed, 4 * probes.local_batch(seed) * replicas)
+    wanted = probes.rows(seed, 4 * probes.local_batch(seed) * answers["replicas"])
     got = answers["examples"]
     if len(got) != len(wanted):
-        return f"of {len(wanted)} examples {len(got)} arrive in an epoch"
-    return np.array_equal(np.sort(got, axis=0), np.sort(wanted, axis=0)) or "they arrive with other values"
+        return f"of {len(wanted)} examples, {len(got)} arrive as rows of a batch"
+    return sorted(map(tuple, got)) == sorted(map(tuple, wanted)) or "they arrive with other values, or not once each"
 
 
-def _prepare(model_in=True, optimizer_in=True, build=True, distribute="divide"):
-    """The solution, with one thing outside the scope or one wrong batch."""
+def _not_batched(answers, seed):
+    return all(len(shape) < 2 for shape in answers["first_shapes"])
+
+
+def _prepare(distribute, model_in=True, optimizer_in=True, build=True):
+    """The solution with its own way to distribute the examples, and perhaps one thing outside the scope."""
 
     def prepare(strategy, make_model, make_optimizer, examples, global_batch):
         import contextlib
@@ -336,18 +345,21 @@ def _prepare(model_in=True, optimizer_in=True, build=True, distribute="divide"):
             optimizer = make_optimizer()
             if build:
                 optimizer.build(model.trainable_variables)
-        local = global_batch // strategy.num_replicas_in_sync
-        if distribute == "scaled":
-            scaled = examples.map(lambda x, y: (x / 255, y)).batch(global_batch)
-            return model, optimizer, strategy.experimental_distribute_dataset(scaled)
-        if distribute == "not at all":
-            return model, optimizer, examples.batch(global_batch)
-        if distribute == "trust":
-            return model, optimizer, strategy.distribute_datasets_from_function(lambda _: examples.batch(global_batch))
-        batches = examples.batch(local if distribute == "divide twice" else global_batch)
-        return model, optimizer, strategy.experimental_distribute_dataset(batches)
+        return model, optimizer, distribute(strategy, examples, global_batch)
 
     return prepare
+
+
+def _divided(strategy, examples, global_batch):
+    return strategy.experimental_distribute_dataset(examples.batch(global_batch))
+
+
+def _divided_twice(strategy, examples, global_batch):
+    return _divided(strategy, examples, global_batch // strategy.num_replicas_in_sync)
+
+
+def _trusted(strategy, examples, global_batch):
+    return strategy.distribute_datasets_from_function(lambda context: examples.batch(global_batch))
 
 
 PREPARE = Question(
@@ -366,46 +378,46 @@ PREPARE = Question(
             "model outside",
             "Your model's weights have one copy: it would train on one replica.",
             "Where was the scope open when the weights were made?",
-            _prepare(model_in=False, optimizer_in=False),
+            _prepare(_divided, model_in=False, optimizer_in=False),
             _model_outside,
         ),
         Mistake(
             "optimizer outside",
             "The weights are replicated, and the optimizer's variables are not.",
             "Which of your lines make the optimizer's variables, and is the scope open there?",
-            _prepare(optimizer_in=False),
+            _prepare(_divided, optimizer_in=False),
         ),
         Mistake(
             "optimizer not built",
             "The optimizer has no momentum variables. Made later, inside a tf.function, they break the step.",
             "Which variables does momentum need, and who makes them, when?",
-            _prepare(build=False),
+            _prepare(_divided, build=False),
         ),
         Mistake(
             "global batch to each",
             "Every replica takes a whole global batch, so a step sees N times the rows that you meant.",
             "`distribute_datasets_from_function` trusts your batch size; `experimental_distribute_dataset` divides it.",
-            _prepare(distribute="trust"),
+            _prepare(_trusted),
         ),
         Mistake(
             "divided twice",
             "Your batches are divided twice: once by you and once by the strategy.",
             "`experimental_distribute_dataset` wants batches of the global size.",
-            _prepare(distribute="divide twice"),
+            _prepare(_divided_twice),
+        ),
+        Mistake(
+            "not batched",
+            "Your dataset yields single examples, not batches.",
+            "The docstring says what `examples` holds: who makes batches of it, and of which size?",
+            _prepare(lambda strategy, examples, global_batch: strategy.experimental_distribute_dataset(examples)),
+            _not_batched,
         ),
         Mistake(
             "not distributed",
             "Your dataset is an ordinary one: the whole batch arrives in one piece.",
             "A strategy has a method that divides a dataset of batches.",
-            _prepare(distribute="not at all"),
-            lambda answers, seed: len(answers["rows"][0]) == 1 < answers["replicas"],
-        ),
-        Mistake(
-            "values changed",
-            "The examples arrive with other values than they had.",
-            "Batch and distribute, nothing else; the examples that you are given are ready.",
-            _prepare(distribute="scaled"),
-            lambda answers, seed: _rows_divided(answers, seed) is True and _every_example(answers, seed) is not True,
+            _prepare(lambda strategy, examples, global_batch: examples.batch(global_batch)),
+            lambda answers, seed: len(answers["first_shapes"]) == 1 < answers["replicas"],
         ),
     ),
 )
@@ -442,12 +454,6 @@ LEARNING_RATE = Question(
     ),
     mistakes=(
         Mistake(
-            "not scaled",
-            "Your rate never grows, so a bigger batch only takes fewer steps.",
-            "The linear rule: N replicas, N times the rate.",
-            lambda step, rate, replicas, warmup: rate,
-        ),
-        Mistake(
             "no warm-up",
             "You use the scaled rate from the first step on.",
             "Before warmup_steps the rate lies between the one-device rate and the scaled one.",
@@ -461,8 +467,8 @@ LEARNING_RATE = Question(
         ),
         Mistake(
             "square root",
-            "You scale by the square root of N; that is another recipe.",
-            "This one is the linear rule: N replicas, N times the rate.",
+            "You scale by the square root of N. The square-root rule is another recipe; this one asks for the linear rule.",
+            "Linear: twice the replicas, twice the rate. What does that make N replicas?",
             lambda step, rate, replicas, warmup: rate * (1 + (replicas**0.5 - 1) * min(step / warmup, 1)),
         ),
         Mistake(
@@ -496,18 +502,12 @@ LEARNING_RATE = Question(
 # q5: predict an all-reduce
 
 
-def _seconds(
-    algorithm, size_bytes, workers, latency, gigabits, bits=8, giga=1e9, ways=2, log=math.ceil, chunks=None, latencies=None
-):
+def _seconds(algorithm, size_bytes, workers, latency, gigabits, bits=8, ways=2, log=math.ceil, chunks=None, latencies=None):
     """The latency-bandwidth model; the later arguments are what mistakes change."""
-    rounds = {
-        "naive": ways * (workers - 1),
-        "tree": ways * log(math.log2(workers)),
-        "ring": ways * (workers - 1),
-    }[algorithm]
-    message = size_bytes / (chunks or workers) if algorithm == "ring" else size_bytes
-    waits = rounds if latencies is None else latencies
-    return waits * latency + rounds * message * bits / (gigabits * giga)
+    rounds = ways * (log(math.log2(workers)) if algorithm == "tree" else workers - 1)
+    message_bytes = size_bytes / (chunks or workers) if algorithm == "ring" else size_bytes
+    latencies = rounds if latencies is None else latencies
+    return latencies * latency + rounds * message_bytes * bits / (gigabits * 1e9)
 
 
 def _predicted(algorithm):
@@ -515,10 +515,17 @@ def _predicted(algorithm):
         for link, seconds in zip(probes.links(seed), answers[algorithm]):
             off = seconds / _seconds(algorithm, *link) - 1
             if abs(off) > 1e-6:
-                return f"for {link[0]:,} B, {link[1]} workers, {link[3]:g} Gbit/s yours is {100 * off:+.3g}% off"
+                return f"for {link[0]:,} B, {link[1]} workers, {link[3]:g} Gbit/s yours is {100 * off:+,.4g}% off"
         return True
 
     return holds
+
+
+def _levels_by(answers, seed, log):
+    return all(
+        np.allclose(answers[name], [_seconds(name, *link, log=log) for link in probes.links(seed)], rtol=1e-6, atol=0)
+        for name in probes.ALGORITHMS
+    )
 
 
 ALL_REDUCE_SECONDS = Question(
@@ -526,7 +533,9 @@ ALL_REDUCE_SECONDS = Question(
     title="Predict an all-reduce",
     asks_for=("all_reduce_seconds",),
     probe=probes.probe_all_reduce_seconds,
-    targets=tuple(Target(f"the {name}'s seconds, exactly as the model gives them", _predicted(name)) for name in probes.ALGORITHMS),
+    targets=tuple(
+        Target(f"the {name}'s seconds, exactly as the model gives them", _predicted(name)) for name in probes.ALGORITHMS
+    ),
     mistakes=(
         Mistake(
             "bits taken for bytes",
@@ -541,16 +550,17 @@ ALL_REDUCE_SECONDS = Question(
             lambda *link: _seconds(*link, ways=1),
         ),
         Mistake(
-            "level not rounded up",
-            "Your tree has a fraction of a level when N is not a power of two.",
-            "Five workers need as many levels as eight.",
-            lambda *link: _seconds(*link, log=float),
+            "half a ring",
+            "Your ring stops half-way: each worker has one complete chunk and lacks the others.",
+            "q1 is the ring's first half. What does the second cost?",
+            lambda algorithm, *link: _seconds(algorithm, *link, ways=1 if algorithm == "ring" else 2),
         ),
         Mistake(
-            "level rounded down",
-            "Your tree has too few levels when N is not a power of two.",
-            "Five workers do not fit under two levels.",
+            "level not rounded up",
+            "Your tree has too few levels, or a part of one, when N is not a power of two.",
+            "Draw the tree of five workers: how many levels has it? And of eight?",
             lambda *link: _seconds(*link, log=math.floor),
+            lambda answers, seed: _levels_by(answers, seed, math.floor) or _levels_by(answers, seed, float),
         ),
         Mistake(
             "latency left out",
@@ -560,7 +570,7 @@ ALL_REDUCE_SECONDS = Question(
         ),
         Mistake(
             "latency once",
-            "You pay the latency once, and every round pays it.",
+            "You pay the latency once in all; every round pays it.",
             "Rounds follow one another: each waits for the one before.",
             lambda *link: _seconds(*link, latencies=1),
         ),
@@ -569,12 +579,6 @@ ALL_REDUCE_SECONDS = Question(
             "Your ring passes whole buffers, and a ring passes chunks.",
             "A message of the ring is 1/N of the buffer.",
             lambda *link: _seconds(*link, chunks=1),
-        ),
-        Mistake(
-            "binary giga",
-            "You take 2**30 for giga; networks count in powers of ten.",
-            "1 Gbit/s is 1e9 bits a second.",
-            lambda *link: _seconds(*link, giga=2**30),
         ),
     ),
 )
@@ -585,13 +589,12 @@ ALL_REDUCE_SECONDS = Question(
 
 def _on_all_replicas(answers, seed):
     if answers["replicas"] != answers["wanted_replicas"]:
-        return f"your weights have {answers['replicas']} copy"
-    return answers["identical"]
+        return f"a weight has {answers['replicas']} of {answers['wanted_replicas']} copies"
+    return answers["identical"] or "the copies differ"
 
 
 def _full_global_batches(answers, seed):
-    full = answers["train_examples"] / probes.GLOBAL_BATCH
-    return answers["steps_per_epoch"] in (math.floor(full), math.ceil(full)) or (
+    return _steps_for_batch(answers, probes.GLOBAL_BATCH) or (
         f"{answers['train_examples']:,} examples took {answers['steps_per_epoch']:g} steps an epoch"
     )
 
@@ -611,6 +614,21 @@ def _nothing_leaked(answers, seed):
     return answers["leaked"] <= 0.01 or f"{answers['leaked']:.0%} of the test examples are also training examples"
 
 
+def _steps_for_batch(answers, batch):
+    full = answers["train_examples"] / batch
+    return answers["steps_per_epoch"] in (math.floor(full), math.ceil(full))
+
+
+def _some_held_out(answers, seed):
+    full = answers["train_examples"] / probes.GLOBAL_BATCH
+    return full / 2 < answers["steps_per_epoch"] < math.floor(full)
+
+
+def _not_settled(answers, seed):
+    learns = _loss_falls(answers, seed) is True
+    return learns and not answers["statistics_identical"] and _learned(answers, seed) is not True
+
+
 def _small_data(leak=False):
     def load_data():
         from course_lib import data
@@ -622,8 +640,15 @@ def _small_data(leak=False):
     return load_data
 
 
-def _train(in_scope=True, batch=probes.GLOBAL_BATCH, epochs=3, rate=0.5, held_out=0.0):
-    """A small linear classifier on the digits, with one thing wrong."""
+def _far_from_settled():
+    """Layers that give values about 10 to a batch normalisation, whose moving mean starts at 0."""
+    import keras
+
+    return [keras.layers.Rescaling(1.0, offset=10.0), keras.layers.BatchNormalization()]
+
+
+def _train(in_scope=True, batch=probes.GLOBAL_BATCH, epochs=3, rate=0.5, share=1.0, before=list):
+    """A small linear classifier on the digits, with one thing wrong; before() are layers in front of it."""
 
     def train(strategy, seed):
         import contextlib
@@ -632,10 +657,12 @@ def _train(in_scope=True, batch=probes.GLOBAL_BATCH, epochs=3, rate=0.5, held_ou
 
         keras.utils.set_random_seed(seed)
         with strategy.scope() if in_scope else contextlib.nullcontext():
-            model = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
+            layers = [keras.Input((8, 8, 1)), *before(), keras.layers.Flatten(), keras.layers.Dense(10)]
+            model = keras.Sequential(layers)
             model.compile(keras.optimizers.SGD(rate), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         x, y, *_ = _small_data()()
-        fit = model.fit(x, y, batch_size=batch, epochs=epochs, validation_split=held_out, verbose=0)
+        rows = int(share * len(x))
+        fit = model.fit(x[:rows], y[:rows], batch_size=batch, epochs=epochs, verbose=0)
         return model, fit.history["loss"]
 
     return train
@@ -679,8 +706,8 @@ OWN_RUN = Question(
             "examples held out",
             "An epoch has fewer steps than your training data fill: some of them are held out.",
             "Train on all of x_train; `validation_split` takes its share away.",
-            {"load_data": _small_data(), "train": _train(held_out=0.25)},
-            lambda answers, seed: 0.5 < answers["steps_per_epoch"] * probes.GLOBAL_BATCH / answers["train_examples"] < 0.95,
+            {"load_data": _small_data(), "train": _train(share=0.75)},
+            _some_held_out,
         ),
         Mistake(
             "tested on training data",
@@ -688,6 +715,13 @@ OWN_RUN = Question(
             "Split before you train, and return disjoint arrays from `load_data`.",
             {"load_data": _small_data(leak=True), "train": _train()},
             lambda answers, seed: answers["leaked"] > 0.01,
+        ),
+        Mistake(
+            "normalisation not settled",
+            "The loss falls, but the model tests badly: its batch normalisation has not settled, and differs by replica.",
+            "A test uses the layer's moving averages. How many steps do they need, and how many do you take?",
+            {"load_data": _small_data(), "train": _train(before=_far_from_settled)},
+            _not_settled,
         ),
         Mistake(
             "hardly trained",
@@ -698,11 +732,5 @@ OWN_RUN = Question(
         ),
     ),
 )
-
-
-def _steps_for_batch(answers, batch):
-    full = answers["train_examples"] / batch
-    return answers["steps_per_epoch"] in (math.floor(full), math.ceil(full))
-
 
 QUESTIONS = (REDUCE_SCATTER, REPLICA_STEP, PREPARE, LEARNING_RATE, ALL_REDUCE_SECONDS, OWN_RUN)

@@ -23,12 +23,15 @@ def ring_buffers(seed: int) -> list[np.ndarray]:
 
 
 def linear_problem(seed: int, replicas: int) -> tuple[np.ndarray, float, list[list[tuple[np.ndarray, np.ndarray]]]]:
-    """Weights (3, 1), a learning rate, and two steps of shards (x (local, 3), y (local, 1)): even, then uneven."""
+    """Weights (3, 1), a learning rate, and two steps of shards (x (local, 3), y (local, 1)): even, then uneven.
+
+    The two global batches have different sizes, so that no fixed number of rows is right for both.
+    """
     rng = np.random.default_rng(seed)
     uneven = [int(rng.integers(3, 6))] * (replicas - 1) + [1]
     steps = [
         [(rng.normal(size=(rows, 3)).astype("float32"), rng.normal(size=(rows, 1)).astype("float32")) for rows in sizes]
-        for sizes in ([4] * replicas, uneven)
+        for sizes in ([6] * replicas, uneven)
     ]
     return rng.normal(size=(3, 1)).astype("float32"), 0.05, steps
 
@@ -85,13 +88,12 @@ def probe_replica_step(names, seed):
         optimizer.build(model.trainable_variables)
     model.set_weights([weights])
 
-    @tf.function
-    def step(x, y):
-        return strategy.run(names["replica_step"], args=(model, optimizer, x, y))
-
+    # A partial is new to TensorFlow at every check; a function written here would be counted as one that retraces.
+    step = tf.function(functools.partial(strategy.run, names["replica_step"]))
     losses = []
     for shards in steps:
-        parts = step(*(_per_replica(strategy, [shard[part] for shard in shards]) for part in (0, 1)))
+        x, y = (_per_replica(strategy, part) for part in zip(*shards))
+        parts = step(args=(model, optimizer, x, y))
         losses.append(float(sum(np.asarray(part) for part in strategy.experimental_local_results(parts))))
     return {"weights": _copies(strategy, model.trainable_variables[0]), "losses": losses}
 
@@ -119,8 +121,8 @@ def probe_prepare(names, seed):
         "model_copies": [len(_copies(strategy, variable)) for variable in model.weights],
         "optimizer_copies": [len(_copies(strategy, variable)) for variable in optimizer.variables],
         "optimizer_built": len(optimizer.variables) > 2,  # more than its step count and learning rate
-        "rows": [[len(shard) if shard.ndim == 2 else 1 for shard in step] for step in steps],
-        "examples": np.concatenate([np.reshape(shard, (-1, 3)) for step in steps for shard in step]),
+        "first_shapes": [list(shard.shape) for shard in steps[0]],
+        "examples": [row for step in steps for shard in step for row in shard if row.shape == (3,)],
     }
 
 
@@ -147,7 +149,8 @@ def probe_training(names, seed):
     return {
         "wanted_replicas": strategy.num_replicas_in_sync,
         "replicas": min(len(values) for values in copies),
-        "identical": all(np.array_equal(values[0], value) for values in copies for value in values),
+        "identical": _identical(copies),
+        "statistics_identical": _identical([_copies(strategy, variable) for variable in model.non_trainable_variables]),
         "train_examples": len(x_train),
         "steps_per_epoch": int(model.optimizer.iterations.numpy()) / max(len(losses), 1),
         "losses": [float(loss) for loss in losses],
@@ -172,6 +175,10 @@ def _per_replica(strategy, values):
     return strategy.experimental_distribute_values_from_function(
         lambda context: tf.constant(values[context.replica_id_in_sync_group])
     )
+
+
+def _identical(copies: list[list[np.ndarray]]) -> bool:
+    return all(np.array_equal(values[0], value) for values in copies for value in values)
 
 
 def _copies(strategy, variable) -> list[np.ndarray]:
