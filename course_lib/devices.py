@@ -109,7 +109,7 @@ def simulate(count: int, framework: str = "tensorflow") -> Devices:
             f"install it with `pip install {framework}` or, in Colab, choose another runtime type."
         )
     _choose_keras_backend(framework)
-    _quieten()
+    quieten()
     with _without_start_up_log():
         return {"tensorflow": _simulate_tensorflow, "jax": _simulate_jax}[framework](count)
 
@@ -177,7 +177,8 @@ def _choose_keras_backend(framework: str) -> None:
         )
 
 
-def _quieten() -> None:
+def quieten() -> None:
+    """Set what keeps the frameworks' start-up lines down and JAX off accelerators that are not there."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     if not _gpu_names() and _tpu_name() is None:

@@ -1,0 +1,155 @@
+"""One description of a distributed job, whatever runs it: local processes, Slurm, Kubernetes.
+
+Standard library only; taught in notebooks/03 and 04. Names of tasks are
+TensorFlow's own: `worker`, `ps` (parameter server), `chief` (here the
+coordinator of parameter servers), `evaluator`.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+
+from course_lib.cluster.program import Program
+from course_lib.errors import CourseError
+
+FRAMEWORKS = ("tensorflow", "jax")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What each task may use, and how long.
+
+    cpus           cores per task; None leaves it to the system
+    gpus           GPUs per task
+    memory_gib     what a task is expected to hold at its peak
+    limit_seconds  the whole run ends after this long
+    task_seconds   a task, from its start, ends after this long; None is the whole run's
+    """
+
+    cpus: int | None = None
+    gpus: int = 0
+    memory_gib: float = 1.0
+    limit_seconds: float = 600.0
+    task_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Link:
+    """A network between the tasks: each in a namespace of its own, behind a link of limited rate.
+
+    megabits  10^6 bits per second that a task can send
+    """
+
+    megabits: float
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run, on how many tasks.
+
+    program            a function `program(task, **arguments)`, "module:function" or "file.py:function".
+                       Every worker and evaluator runs it; with parameter servers the chief runs it,
+                       and the workers and servers serve. Its return value is the task's result.
+    workers            tasks that compute
+    parameter_servers  tasks that hold variables; they bring a chief
+    evaluator          one more task beside the training, outside its collectives
+    arguments          keyword arguments of the program: numbers, strings, lists, dicts (JSON)
+    environment        environment variables of every task
+    resources          of each task
+    framework          Keras' backend: "tensorflow" or "jax"
+    restarts           failures to recover from. With parameter servers a lost worker is
+                       started again alone; any other loss starts every task again, because
+                       a collective cannot be rejoined.
+    link               a network of limited rate between the tasks; local runs on Linux as root
+    Raises             CourseError when the description cannot work
+    """
+
+    program: Program | Callable | str
+    workers: int = 2
+    parameter_servers: int = 0
+    evaluator: bool = False
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    resources: Resources = Resources()
+    framework: str = "tensorflow"
+    restarts: int = 0
+    link: Link | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "program", Program.of(self.program))
+        if self.workers < 1 or self.parameter_servers < 0 or self.restarts < 0:
+            raise CourseError(
+                f"a job has 1 worker or more, and 0 parameter servers and restarts or more; "
+                f"this one has {self.workers}, {self.parameter_servers} and {self.restarts}."
+            )
+        if self.framework not in FRAMEWORKS:
+            raise CourseError(f"a job's framework is one of {', '.join(FRAMEWORKS)}, not {self.framework!r}.")
+        if self.framework == "jax" and self.parameter_servers:
+            raise CourseError("Keras on JAX has no parameter servers: leave parameter_servers out, or use tensorflow.")
+        if "TF_CONFIG" in self.environment:
+            raise CourseError(
+                "TF_CONFIG is made for each task from the job; leave it out of environment, "
+                "and give the number of workers and parameter servers instead."
+            )
+        try:
+            json.dumps(dict(self.arguments))
+        except TypeError as error:
+            raise CourseError(
+                f"arguments travel to other processes as JSON, so use numbers, strings, lists and dicts "
+                f"({error}); make arrays and models inside the program."
+            ) from None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Task type to number, in the order in which tasks are named."""
+        counts = {"chief": int(self.parameter_servers > 0), "worker": self.workers, "ps": self.parameter_servers}
+        return {kind: number for kind, number in {**counts, "evaluator": int(self.evaluator)}.items() if number}
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Every task's name: "worker 0", "worker 1", ..."""
+        return tuple(f"{kind} {index}" for kind, number in self.counts.items() for index in range(number))
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """The tasks that run the program; the others serve them."""
+        return tuple(name for name in self.tasks if not (self.parameter_servers and name.split()[0] in ("worker", "ps")))
+
+    def as_json(self) -> str:
+        """The whole description; `Job.from_json` reads it where a task runs."""
+        return json.dumps(asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Job":
+        fields = json.loads(text)
+        fields["program"] = Program(**fields["program"])
+        fields["resources"] = Resources(**fields["resources"])
+        fields["link"] = fields["link"] and Link(**fields["link"])
+        return cls(**fields)
+
+    def tf_config(self, task: str, addresses: Mapping[str, str]) -> dict:
+        """What TensorFlow wants to know: who is in the cluster, and who am I.
+
+        task       "worker 0"
+        addresses  every task's name to its "host:port"
+        """
+        cluster: dict[str, list[str]] = {}
+        for name in self.tasks:
+            if not name.startswith("evaluator"):  # it takes no part in the cluster
+                cluster.setdefault(name.split()[0], []).append(addresses[name])
+        kind, index = task.split()
+        return {"cluster": cluster, "task": {"type": kind, "index": int(index)}}
+
+    def task_environment(self, task: str, addresses: Mapping[str, str]) -> dict[str, str]:
+        """The variables that tell TensorFlow, JAX and Keras their place, with the job's own."""
+        kind, index = task.split()
+        environment = {"KERAS_BACKEND": self.framework, **self.environment}
+        if self.framework == "tensorflow":
+            environment["TF_CONFIG"] = json.dumps(self.tf_config(task, addresses))
+        elif kind == "worker":
+            environment["KERAS_DISTRIBUTION_JOB_ADDRESSES"] = addresses["worker 0"]
+            environment["KERAS_DISTRIBUTION_NUM_PROCESSES"] = str(self.workers)
+            environment["KERAS_DISTRIBUTION_PROCESS_ID"] = index
+        if self.parameter_servers:
+            environment["GRPC_FAIL_FAST"] = "use_caller"  # a call to a dead task fails, and is scheduled elsewhere
+        return environment

@@ -1,0 +1,2 @@
+"""A laboratory of network namespaces (being written)."""
+PORT = 23450
