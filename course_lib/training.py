@@ -1,13 +1,16 @@
 """Training steps: one device as the reference, and replicas that must equal it.
 
-Needs TensorFlow; taught in notebooks/02. A step minimises the mean loss over
+Needs TensorFlow; taught in notebooks/02 and 03. A step minimises the mean loss over
 the global batch, whatever number of replicas the batch is divided over.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import keras
 import tensorflow as tf
+
+from course_lib.errors import CourseError
 
 
 def single_device_step(model, optimizer, per_example_loss, metrics: Sequence = ()) -> Callable:
@@ -95,6 +98,70 @@ class ExactPartialBatches:
         return self.compute_metrics(x, y, predictions, sample_weight)
 
 
+class MultiWorkerFit:
+    """Mix into a `keras.Model` so that `fit` and `evaluate` run under MultiWorkerMirroredStrategy.
+
+    Keras 3 stops there twice (keras issue 20585): it builds the metrics from a
+    batch that is spread over the workers, and reduces logs that are scalars
+    along an axis they lack. This builds from the local part, and gives the logs
+    that axis. Make model and optimizer under `strategy.scope()`, and call
+    `fit` outside it. Combine with `ExactPartialBatches` by naming this one first.
+
+        class Model(training.MultiWorkerFit, keras.Model): pass
+    """
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        strategy = self.distribute_strategy
+        if iterator is not None:
+            _, _, batches = next(iter(iterator))
+            data_batch = keras.tree.map_structure(lambda part: strategy.experimental_local_results(part)[0], next(batches))
+        with strategy.scope():
+            self._symbolic_build(data_batch=data_batch)
+
+    def train_step(self, data):
+        return _as_vectors(super().train_step(data))
+
+    def test_step(self, data):
+        return _as_vectors(super().test_step(data))
+
+
+class ResumePoint:
+    """A model, its optimizer and their step in a folder that all workers see, whole or not at all.
+
+    Every worker takes part in a save, because reading a variable that workers
+    hold in parts is a collective. The chief's files count. TensorFlow writes a
+    new checkpoint beside the old one and then renames one small file, so that a
+    worker killed at any moment leaves the old one or the new one.
+
+    Raises  CourseError when the optimizer is not built
+    """
+
+    def __init__(self, folder: Path, model, optimizer, is_chief: bool = True):
+        if not optimizer.built:
+            raise CourseError(
+                "the optimizer has no variables yet, so its state would not be restored: "
+                "call optimizer.build(model.trainable_variables) under strategy.scope() first."
+            )
+        self._chiefs = Path(folder) / "checkpoint"
+        self._optimizer = optimizer
+        own = self._chiefs if is_chief else Path(folder) / "not-the-chiefs" / str(id(self))
+        self._manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model, optimizer=optimizer), str(own), max_to_keep=2)
+
+    def save(self) -> None:
+        """Write the present state; call it on every worker after the same step."""
+        self._manager.save()
+
+    def restore(self) -> int:
+        """Take the chief's newest state, where there is one; return the number of steps that it has behind it."""
+        if newest := tf.train.latest_checkpoint(str(self._chiefs)):
+            self._manager.checkpoint.restore(newest).assert_existing_objects_matched()
+        return int(self._optimizer.iterations.numpy())
+
+
 def sum_over_replicas(value):
     """All-reduce a tensor, or a list of them, inside a replica's step; the value itself outside a strategy."""
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
+
+
+def _as_vectors(logs: dict) -> dict:
+    return {name: tf.reshape(value, (1,)) for name, value in logs.items()}
