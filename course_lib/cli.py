@@ -184,6 +184,12 @@ def _parser() -> argparse.ArgumentParser:
     added = command("run-notebooks", run_notebooks, "course run-notebooks --check notebooks/02_data_parallelism.ipynb")
     added.add_argument("notebook", nargs="*", type=Path, help="files; all lessons and solutions by default")
     added.add_argument("--check", action="store_true", help="store nothing, print time and peak memory only")
+
+    # Its subcommands import no framework, so that --help stays quick.
+    from course_lib.cluster.command import add_commands
+
+    text = "Run a distributed job on this machine, or write it for Slurm or Kubernetes."
+    add_commands(commands.add_parser("cluster", help=text, description=text))
     return parser
 
 

@@ -113,10 +113,34 @@ def input_pipeline(
         return map_fn(images, labels) if map_fn else (images, labels)
 
     dataset = dataset.map(prepare, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
-    options = tf.data.Options()  # several workers: share the examples out, not the (single) file
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     say(_pipeline_line(examples, global_batch, shuffle_seed, cache, drop_remainder, replicas))
-    return dataset.with_options(options)
+    return dataset.with_options(_sharded_by_examples(tf))
+
+
+def epoch_batches(images: np.ndarray, labels: np.ndarray, global_batch: int, epoch: int, *, seed: int = 0):
+    """One epoch's batches, in an order that depends on the epoch and the seed alone.
+
+    `input_pipeline` shuffles anew each time it is read, so its order depends on
+    how often a process has read it: a process that starts again in the third
+    epoch would get the first one's order. This one goes on where it was.
+
+    images, labels  (n, ...) and (n,)
+    global_batch    examples per step, over all replicas and workers
+    Returns         tf.data.Dataset of (images (b, ...), labels (b,)) without the last partial batch;
+                    several workers share the examples of each batch out
+    """
+    import tensorflow as tf
+
+    order = np.random.default_rng([seed, epoch]).permutation(len(labels))
+    dataset = tf.data.Dataset.from_tensor_slices((images[order], labels[order])).batch(global_batch, drop_remainder=True)
+    return dataset.with_options(_sharded_by_examples(tf)).prefetch(tf.data.AUTOTUNE)
+
+
+def _sharded_by_examples(tf):
+    """Several workers share the examples out, not the (single) file."""
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    return options
 
 
 def _builder(tfds, name: str, cache_dir: Path | None):

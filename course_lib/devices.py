@@ -40,7 +40,7 @@ class Devices:
 
     def __str__(self) -> str:
         kind = "simulated on this machine's CPU" if self.simulated else "real accelerators"
-        return f"{len(self)} devices for {FRAMEWORK_NAMES[self.framework]}, {kind}: {', '.join(self.names)}"
+        return f"{len(self)} device{'s' * (len(self) > 1)} for {FRAMEWORK_NAMES[self.framework]}, {kind}: {', '.join(self.names)}"
 
 
 @dataclass(frozen=True)

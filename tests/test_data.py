@@ -279,3 +279,18 @@ def test_a_last_batch_is_refused_exactly_when_it_misses_a_replica(rows):
 def test_dropping_the_last_batch_is_always_fine():
     examples = tf.data.Dataset.from_tensor_slices((np.zeros((66, 8, 8, 1), "uint8"), np.zeros(66, "int64")))
     assert len(data.input_pipeline(examples, 64, replicas=4, say=lambda line: None)) == 1
+
+
+def test_an_epochs_order_depends_on_the_epoch_alone():
+    images, labels = np.arange(40.0).reshape(10, 4), np.arange(10)
+
+    def order(**settings):
+        return [y.numpy().tolist() for _, y in data.epoch_batches(images, labels, 3, **settings)]
+
+    first = order(epoch=0)
+    assert order(epoch=0) == first  # however often it was read before
+    assert [len(batch) for batch in first] == [3, 3, 3]  # the tenth is left out
+    assert len({label for batch in first for label in batch}) == 9
+    assert order(epoch=1) != first and order(epoch=0, seed=1) != first
+    for x, y in data.epoch_batches(images, labels, 3, epoch=2):
+        np.testing.assert_array_equal(x[:, 0], 4.0 * np.asarray(y))  # an image keeps its label

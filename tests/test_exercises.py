@@ -1,5 +1,7 @@
 """Every exercise of the bank: solution, blank, mistakes, seeds, generated files."""
 
+import linecache
+import os
 import re
 from pathlib import Path
 
@@ -14,6 +16,7 @@ pytest.importorskip("tensorflow")
 
 ROOT = Path(__file__).parents[1]
 SEEDS = (0, 1, 2, 3)
+SEEDS_OF_PROCESSES = (0,)  # a question that starts processes takes some ten seconds for each
 EXERCISES = tuple(bank.MODULES)
 QUESTIONS = [(exercise, question) for exercise in EXERCISES for question in bank.questions(exercise)]
 MISTAKES = [(exercise, question, mistake) for exercise, question in QUESTIONS for mistake in question.mistakes]
@@ -23,8 +26,25 @@ def named(*parts) -> str:
     return "-".join(getattr(part, "name", part) for part in parts).replace(" ", "_")
 
 
-each_question = pytest.mark.parametrize("exercise, question", QUESTIONS, ids=[named(*one) for one in QUESTIONS])
-each_mistake = pytest.mark.parametrize("exercise, question, mistake", MISTAKES, ids=[named(*one) for one in MISTAKES])
+def cases(rows, seeds=False) -> list:
+    """One case per row, and per seed if asked; those that start processes run in CI alone.
+
+    `make test` meets them too: nbval runs each solution notebook with its checks.
+    """
+    slow = pytest.mark.skipif(not os.environ.get("CI"), reason="slow: run by .ci/run")
+    made = []
+    for row in rows:
+        marks = (slow,) if row[1].starts_processes else ()
+        for seed in (SEEDS_OF_PROCESSES if marks else SEEDS) if seeds else (None,):
+            values, suffix = (row, "") if seed is None else ((*row, seed), f"-{seed}")
+            made.append(pytest.param(*values, marks=marks, id=named(*row) + suffix))
+    return made
+
+
+every_question = pytest.mark.parametrize("exercise, question", QUESTIONS, ids=[named(*one) for one in QUESTIONS])
+each_question = pytest.mark.parametrize("exercise, question", cases(QUESTIONS))
+each_question_and_seed = pytest.mark.parametrize("exercise, question, seed", cases(QUESTIONS, seeds=True))
+each_mistake_and_seed = pytest.mark.parametrize("exercise, question, mistake, seed", cases(MISTAKES, seeds=True))
 
 
 @pytest.fixture(autouse=True)
@@ -58,10 +78,13 @@ def _names(path: Path) -> dict[str, object]:
     collectives would meet those of other tests in this process.
     """
     code = [cell for cell in read_notebook(path)["cells"] if cell["cell_type"] == "code"]
-    names: dict[str, object] = {"__name__": path.stem}
+    names: dict[str, object] = {"__name__": "__main__"}  # as in a notebook
     for place, cell in enumerate(code):
         if place == 0 or question_tags(cell):
-            exec(compile(re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", cell["source"]), str(path), "exec"), names)
+            source, file = re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", cell["source"]), f"<{path.stem}, cell {place}>"
+            # A worker program travels as its source, which Python looks up here, as IPython lets it.
+            linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+            exec(compile(source, file, "exec"), names)
     return names
 
 
@@ -72,20 +95,19 @@ def test_has_four_to_six_questions_with_distinct_names(exercise):
     assert 4 <= len(names) <= 6
 
 
-@each_question
+@every_question
 def test_knows_at_least_four_mistakes(exercise, question):
     names = [mistake.name for mistake in question.mistakes]
     assert len(set(names)) == len(names) >= 4
     assert all(mistake.what and mistake.where for mistake in question.mistakes)
 
 
-@each_question
+@every_question
 def test_probe_lives_apart_from_the_references(exercise, question):
     assert question.probe.__module__.startswith("course_lib.grading.probes.")
 
 
-@each_question
-@pytest.mark.parametrize("seed", SEEDS)
+@each_question_and_seed
 def test_solution_is_right(exercise, question, seed, solved):
     answers = ask(question.probe, question.asks_for, solved(exercise), seed)
     verdict = judge(question, answers, seed)
@@ -98,7 +120,7 @@ def test_inputs_are_drawn_afresh(exercise, question, solved):
     assert not same(*answers)
 
 
-@each_question
+@every_question
 def test_blank_fails_as_blank(exercise, question, blank):
     answers = ask(question.probe, question.asks_for, blank(exercise), seed=0)
     assert answers["stopped"]["kind"] == "blank", answers
@@ -106,8 +128,7 @@ def test_blank_fails_as_blank(exercise, question, blank):
     assert not verdict.right and verdict.points == 0 and "still blank" in verdict.summary
 
 
-@each_mistake
-@pytest.mark.parametrize("seed", SEEDS)
+@each_mistake_and_seed
 def test_mistake_fails_and_is_recognised_as_itself(exercise, question, mistake, seed):
     answers = ask(question.probe, question.asks_for, question.stand_ins(mistake), seed)
     verdict = judge(question, answers, seed)

@@ -32,6 +32,12 @@ class Resources:
     limit_seconds: float = 600.0
     task_seconds: float | None = None
 
+    def __post_init__(self):
+        for name, value in asdict(self).items():
+            least_is_fine = name == "gpus" and value == 0
+            if value is not None and not value > 0 and not least_is_fine:
+                raise CourseError(f"resources have a {name} above 0, not {value!r}.")
+
 
 @dataclass(frozen=True)
 class Link:
@@ -58,8 +64,8 @@ class Job:
     resources          of each task
     framework          Keras' backend: "tensorflow" or "jax"
     restarts           failures to recover from. With parameter servers a lost worker is
-                       started again alone; any other loss starts every task again, because
-                       a collective cannot be rejoined.
+                       started again alone, and so is a lost evaluator; any other loss starts
+                       every task again, because a collective cannot be rejoined.
     link               a network of limited rate between the tasks; local runs on Linux as root
     Raises             CourseError when the description cannot work
     """
@@ -77,6 +83,8 @@ class Job:
 
     def __post_init__(self):
         object.__setattr__(self, "program", Program.of(self.program))
+        object.__setattr__(self, "arguments", dict(self.arguments))
+        object.__setattr__(self, "environment", dict(self.environment))
         if self.workers < 1 or self.parameter_servers < 0 or self.restarts < 0:
             raise CourseError(
                 f"a job has 1 worker or more, and 0 parameter servers and restarts or more; "
@@ -91,9 +99,11 @@ class Job:
                 "TF_CONFIG is made for each task from the job; leave it out of environment, "
                 "and give the number of workers and parameter servers instead."
             )
+        if not all(isinstance(text, str) for pair in self.environment.items() for text in pair):
+            raise CourseError(f"environment has text for names and values, such as {{'OMP_NUM_THREADS': '1'}}, not {self.environment}.")
         try:
-            json.dumps(dict(self.arguments))
-        except TypeError as error:
+            json.dumps(self.arguments)
+        except (TypeError, ValueError) as error:
             raise CourseError(
                 f"arguments travel to other processes as JSON, so use numbers, strings, lists and dicts "
                 f"({error}); make arrays and models inside the program."

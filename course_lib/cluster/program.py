@@ -4,6 +4,7 @@ A function from a notebook travels as its source, not as a pickle: the text can
 be read, works under another Python, and fits a Slurm folder or a ConfigMap.
 """
 
+import ast
 import builtins
 import importlib
 import inspect
@@ -69,7 +70,7 @@ def _from_text(name: str) -> Program:
     if place.endswith(".py"):
         try:
             program = Program(function, text=Path(place).read_text(encoding="utf-8"), file=Path(place).name)
-            defined = compile(program.text, place, "exec").co_names
+            defined = [part.name for part in ast.parse(program.text).body if isinstance(part, ast.FunctionDef)]
         except (OSError, SyntaxError, UnicodeDecodeError) as error:
             raise CourseError(f"the program {place} cannot be read: {error}.") from None
         if function not in defined:

@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from course_lib import devices
+from course_lib.cluster.gathering import Gathering
 from course_lib.cluster.job import Job
+from course_lib.cluster.place import find_place
 from course_lib.errors import CourseError
 
-FIRST_PORT = 23450  # of a job's first task, where the tasks have hosts of their own
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -41,6 +42,7 @@ class Task:
     folder: Path
     attempt: int = 0
     _channel: object = field(default=None, repr=False, compare=False)
+    _telling: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
     def type(self) -> str:
@@ -60,12 +62,20 @@ class Task:
         return self.name == ("chief 0" if "chief 0" in self.addresses else "worker 0")
 
     def report(self, **values) -> None:
-        """Tell whoever watches: numbers and strings by name, e.g. step=7, loss=0.31."""
-        self._tell("report", values=values)
+        """Tell whoever watches: numbers and strings by name, e.g. step=7, loss=0.31; scalar tensors become numbers.
+
+        Raises  CourseError for what is neither
+        """
+        try:
+            text = json.dumps(values, default=float)
+        except (TypeError, ValueError) as error:
+            raise CourseError(f"a report holds numbers and strings ({error}); return arrays from the program.") from None
+        self._tell("report", values=json.loads(text))
 
     def _tell(self, event: str, **content) -> None:
-        self._channel.write(json.dumps({"event": event, "task": self.name, **content}) + "\n")
-        self._channel.flush()
+        with self._telling:  # programs have threads
+            self._channel.write(json.dumps({"event": event, "task": self.name, **content}) + "\n")
+            self._channel.flush()
 
 
 def run_task(folder: Path, environment: dict[str, str]) -> int:
@@ -73,11 +83,14 @@ def run_task(folder: Path, environment: dict[str, str]) -> int:
     faulthandler.enable()
     job = Job.from_json((folder / "job.json").read_text())
     name, addresses = find_place(job, environment)
-    released = threading.Event()
     shared = folder / "shared"
     for path in (shared, folder / "results", folder / "reports"):
         path.mkdir(exist_ok=True)
-    task = Task(name, addresses, shared, int(environment.get("COURSE_ATTEMPT", 0)), _open_channel(environment, folder, name, released))
+    if "COURSE_CHANNEL" in environment:
+        channel, leave = _join_supervisor(int(environment["COURSE_CHANNEL"]))
+    else:
+        channel, leave = open(folder / "reports" / f"{name}.jsonl", "a"), Gathering(name, addresses, job.programs).leave
+    task = Task(name, addresses, shared, int(environment.get("COURSE_ATTEMPT", 0)), channel)
     environment.update(job.task_environment(name, addresses))
     devices.quieten()
     try:
@@ -91,55 +104,17 @@ def run_task(folder: Path, environment: dict[str, str]) -> int:
         task._tell("failed", error=type(error).__name__, message=str(error), traceback=text)
         return 1
     task._tell("returned")
-    released.wait()  # leaving while another task is in a collective would break it
+    leave()  # not while another task is in a collective: that would break it
     return 0
 
 
-def find_place(job: Job, environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """This task's name and every task's address.
-
-    The local supervisor gives both. Slurm and Kubernetes give a number and,
-    through COURSE_HOSTS, one host per task; an operator may give TF_CONFIG.
-
-    Raises  CourseError when what is given does not fit the job
-    """
-    if "COURSE_TASK" in environment:
-        return environment["COURSE_TASK"], json.loads(environment["COURSE_ADDRESSES"])
-    if "TF_CONFIG" in environment:
-        return _from_tf_config(job, json.loads(environment["TF_CONFIG"]))
-    rank = environment.get("SLURM_PROCID", environment.get("JOB_COMPLETION_INDEX"))
-    hosts = environment.get("COURSE_HOSTS", "").split(",")
-    if rank is None or len(hosts) != len(job.tasks):
-        raise CourseError(
-            f"this process does not know its place: the job has {len(job.tasks)} tasks and COURSE_HOSTS names "
-            f"{len(hosts) if hosts != [''] else 0} hosts; start it with `course cluster run`, sbatch or kubectl."
-        )
-    ports = range(FIRST_PORT, FIRST_PORT + len(hosts))  # one each, so that tasks may share a host
-    addresses = {name: f"{host}:{port}" for name, host, port in zip(job.tasks, hosts, ports)}
-    return job.tasks[int(rank)], addresses
-
-
-def _from_tf_config(job: Job, config: Mapping) -> tuple[str, dict[str, str]]:
-    addresses = {f"{kind} {i}": address for kind, group in config["cluster"].items() for i, address in enumerate(group)}
-    name = f"{config['task']['type']} {config['task']['index']}"
-    wanted = [task for task in job.tasks if not task.startswith("evaluator")]
-    if sorted(addresses) != sorted(wanted) or name not in job.tasks:
-        raise CourseError(
-            f"TF_CONFIG disagrees with the job: it makes this {name} of {', '.join(addresses)}, and the job has "
-            f"{', '.join(job.tasks)}; unset TF_CONFIG, or give the job the same numbers."
-        )
-    return name, addresses
-
-
-def _open_channel(environment: Mapping[str, str], folder: Path, name: str, released: threading.Event):
-    """Where reports go: the supervisor's socket, or a file where there is none."""
-    if "COURSE_CHANNEL" not in environment:
-        released.set()
-        return open(folder / "reports" / f"{name}.jsonl", "a")
-    channel = socket.socket(fileno=int(environment["COURSE_CHANNEL"]))
+def _join_supervisor(descriptor: int):
+    """Where reports go, and a call that waits for the word to leave."""
+    channel, released = socket.socket(fileno=descriptor), threading.Event()
+    channel.set_inheritable(False)  # what the program starts would keep it open
     _die_with_parent()
     threading.Thread(target=_follow, args=(channel, released), daemon=True).start()
-    return channel.makefile("w")
+    return channel.makefile("w"), released.wait
 
 
 def _follow(channel: socket.socket, released: threading.Event) -> None:
@@ -164,7 +139,7 @@ def _serve(task: Task) -> None:
     server = tf.distribute.Server(
         resolver.cluster_spec(), job_name=task.type, task_index=task.index, protocol="grpc", config=options
     )
-    task.report(serving=1)
+    task.report(serving=1 + task.attempt)  # tells a second start from the first
     server.join()
 
 

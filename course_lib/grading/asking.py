@@ -24,6 +24,17 @@ class NotPlain(TypeError):
     """A probe's value is more than numbers, text and arrays."""
 
 
+class Stopped(Exception):
+    """Raised by a probe whose learner's code ran in other processes and did not get as far as an answer there.
+
+    kind, line, error  as in what `ask` returns
+    """
+
+    def __init__(self, kind: str, line: str, error: str = ""):
+        super().__init__(line)
+        self.kind, self.line, self.error = kind, line, error
+
+
 def ask(
     probe: Callable[[Mapping[str, object], int], dict[str, object]],
     asks_for: tuple[str, ...],
@@ -47,6 +58,8 @@ def ask(
         return plain(probe(watched, seed))
     except NotPlain as error:
         return _stopped("not plain", str(error))
+    except Stopped as stop:
+        return _stopped(stop.kind, stop.line, error=stop.error)
     except Exception as error:
         if isinstance(error, NotImplementedError) and _is_blank(error, names):
             return _stopped("blank", _first_line(error))

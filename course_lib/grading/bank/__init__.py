@@ -13,6 +13,7 @@ MODULES = {
     "00_start_here": "ex00",
     "01_one_device": "ex01",
     "02_data_parallelism": "ex02",
+    "03_multi_worker": "ex03",
 }
 
 

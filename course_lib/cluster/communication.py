@@ -1,0 +1,174 @@
+"""Communication time: predicted from bytes and bandwidth, and measured on workers behind a link; taught in notebooks/03.
+
+The measurements need what `network` needs, and TensorFlow. A ring all-reduce
+sends 2(N-1)/N of the buffer per worker, and receives as much meanwhile.
+
+Source: Patarasuk & Yuan (2009), JPDC 69(2).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from course_lib.cluster import network
+from course_lib.cluster.job import Job, Link, Resources
+from course_lib.cluster.local import run
+
+WARMUP = 2  # steps that trace, connect and open TCP's window
+LAYER_UNITS, LAYERS, FEATURES, CLASSES = 512, 3, 64, 10  # of the training step's model
+
+
+@dataclass(frozen=True)
+class LinkTiming:
+    """A step of N workers on one link; medians, and of the workers the slowest.
+
+    megabits          what the link lets each worker send, 10^6 bits per second
+    buffer_bytes      what is summed over the workers
+    sent_bytes        frames that a worker sent per step, with all headers and acknowledgements
+    compute_seconds   the same step without communication; 0 for a bare all-reduce
+    measured_seconds  the whole step
+    """
+
+    workers: int
+    megabits: float
+    buffer_bytes: int
+    sent_bytes: float
+    compute_seconds: float
+    measured_seconds: float
+
+    @property
+    def ring_bytes(self) -> float:
+        """2(N-1)/N of the buffer."""
+        return ring_bytes(self.workers, self.buffer_bytes)
+
+    @property
+    def predicted_seconds(self) -> float:
+        """Computing, then communicating: nothing overlaps, and latency is left out."""
+        return self.compute_seconds + ring_seconds(self.workers, self.buffer_bytes, self.megabits)
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured time."""
+        return self.predicted_seconds / self.measured_seconds
+
+    def __str__(self) -> str:
+        return (
+            f"{self.workers} workers, {self.megabits:g} megabit/s, {self.buffer_bytes / 1e6:.2f} MB: sent {self.sent_bytes / 1e6:.2f} MB, "
+            f"compute {self.compute_seconds:.3f} s, step {self.measured_seconds:.3f} s, predicted {self.predicted_seconds:.3f} s, "
+            f"ratio {self.ratio:.2f}"
+        )
+
+
+def ring_bytes(workers: int, buffer_bytes: float) -> float:
+    """What each worker of a ring all-reduce sends: 2(N-1)/N of the buffer."""
+    return 2 * (workers - 1) / workers * buffer_bytes
+
+
+def ring_seconds(workers: int, buffer_bytes: float, megabits: float) -> float:
+    """How long a ring all-reduce takes on links of this rate, which carry 1448 bytes of data in frames of 1514."""
+    return ring_bytes(workers, buffer_bytes) * 8 / (megabits * 1e6 * network.PAYLOAD_SHARE)
+
+
+def measure_all_reduce(
+    megabits: Sequence[float] = (50, 100, 200), workers: int = 2, seconds: float = 0.3, repeats: int = 7
+) -> list[LinkTiming]:
+    """All-reduce one float32 buffer over real workers, at one rate after another.
+
+    seconds  chooses each buffer: what the all-reduce should take by prediction
+    Raises   CourseError where links cannot be limited
+    """
+    sizes = [int(seconds / ring_seconds(workers, 4 * workers, rate)) * workers for rate in megabits]
+    return _measure(timed_all_reduces, megabits, workers, {"sizes": sizes, "repeats": repeats})
+
+
+def measure_training(megabits: Sequence[float] = (50, 100, 200), workers: int = 2, rows: int = 1024, repeats: int = 7) -> list[LinkTiming]:
+    """Train a Keras model of 0.56 million parameters on real workers, at one rate after another.
+
+    rows     of each worker's batch: more of them, more computing for the same communication
+    Raises   CourseError where links cannot be limited
+    """
+    return _measure(timed_training_steps, megabits, workers, {"rows": rows, "repeats": repeats})
+
+
+def _measure(program, megabits: Sequence[float], workers: int, arguments: dict) -> list[LinkTiming]:
+    resources = Resources(cpus=1, limit_seconds=300)
+    arguments = {**arguments, "megabits": list(megabits)}
+    outcome = run(Job(program, workers, arguments=arguments, resources=resources, link=Link(megabits[0])), show=None)
+    by_rate = zip(*outcome.results.values())
+    slowest = [{name: max(row[name] for row in rows) for name in rows[0]} for rows in by_rate]
+    return [LinkTiming(workers=workers, megabits=rate, **row) for rate, row in zip(megabits, slowest)]
+
+
+def timed_all_reduces(task, megabits, sizes, repeats):
+    """A worker's program: one row per rate, for buffers of these many numbers."""
+    import tensorflow as tf
+
+    strategy = _ring_strategy()
+
+    def replica_sum(buffer):
+        return tf.distribute.get_replica_context().all_reduce("SUM", tf.identity(buffer))  # it asks for a tensor with a device
+
+    rows = []
+    for rate, size in zip(megabits, sizes):
+        buffer = tf.ones(size)
+        all_reduce = tf.function(lambda buffer=buffer: strategy.run(replica_sum, args=(buffer,)))
+        network.limit_rate(Link(rate))
+        rows.append({"buffer_bytes": 4 * size, **_time(all_reduce, repeats)})
+    return rows
+
+
+def timed_training_steps(task, megabits, rows, repeats):
+    """A worker's program: one row per rate; each training step takes turns with the same step on this worker alone."""
+    import keras
+    import tensorflow as tf
+
+    from course_lib import training
+
+    strategy = _ring_strategy()
+    keras.utils.set_random_seed(0)
+
+    def made():
+        layers = [keras.layers.Dense(LAYER_UNITS, activation="relu") for _ in range(LAYERS)]
+        model = keras.Sequential([keras.Input((FEATURES,)), *layers, keras.layers.Dense(CLASSES)])
+        return model, keras.optimizers.SGD(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+
+    x = tf.random.stateless_normal((rows, FEATURES), (0, task.index))
+    y = tf.random.stateless_uniform((rows,), (1, task.index), maxval=CLASSES, dtype=tf.int32)
+    alone = training.single_device_step(*made())
+    with strategy.scope():
+        model, optimizer, loss = made()
+    together = training.replicated_step(strategy, model, optimizer, loss)
+    timings = []
+    for rate in megabits:
+        network.limit_rate(Link(rate))
+        row = _time(lambda: together((x, y)), repeats, lambda: alone(x, y))
+        timings.append({"buffer_bytes": 4 * model.count_params(), **row})
+    return timings
+
+
+def _ring_strategy():
+    import tensorflow as tf
+
+    options = tf.distribute.experimental
+    ring = options.CommunicationOptions(implementation=options.CommunicationImplementation.RING)
+    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=ring)
+
+
+def _time(step, repeats, compute=lambda: None) -> dict[str, float]:
+    """Median seconds of a step and of its computing, in turns; frame bytes sent per step."""
+    import statistics
+    import time
+
+    def seconds(work):
+        began = time.perf_counter()
+        result = work()
+        if result is not None:
+            result.numpy()
+        return time.perf_counter() - began
+
+    for _ in range(WARMUP):
+        seconds(compute), seconds(step)
+    sent = network.sent_bytes()
+    pairs = [(seconds(compute), seconds(step)) for _ in range(repeats)]
+    computing, stepping = (statistics.median(column) for column in zip(*pairs))
+    sent_bytes = (network.sent_bytes() - sent) / repeats
+    return {"compute_seconds": computing, "measured_seconds": stepping, "sent_bytes": sent_bytes}

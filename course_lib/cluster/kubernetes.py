@@ -1,0 +1,100 @@
+"""A job as Kubernetes manifests: the same program, in an indexed Job's pods; taught in notebooks/03.
+
+Standard library only. The pods find each other by the stable names that a
+headless Service gives them. The image must hold this package and its framework.
+
+Sources: kubernetes.io, Indexed Job for parallel processing with static work assignment; Job with pod-to-pod communication.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+
+from course_lib.cluster.job import Job
+from course_lib.cluster.place import FIRST_PORT
+from course_lib.errors import CourseError
+
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")  # RFC 1035, short enough for a pod's suffix
+FOLDER = "/course"
+# A ConfigMap's file cannot be written beside, so the job is copied into the folder that the task writes.
+COMMAND = f"mkdir -p {FOLDER} && cp /job/job.json {FOLDER}/ && exec python -m course_lib.cluster {FOLDER}"
+
+
+def manifests(job: Job, name: str, image: str, *, claim: str | None = None) -> list[dict]:
+    """A ConfigMap with the job, a headless Service, and the Job: one pod per task.
+
+    name    of the three, and of the pods: lower-case letters, digits and hyphens
+    image   of the pods
+    claim   a PersistentVolumeClaim that all pods can write, for checkpoints and results; without
+            one, each pod has an empty folder of its own, and a restart begins at the start
+    Raises  CourseError for a name that Kubernetes would refuse
+    """
+    if not NAME.fullmatch(name):
+        raise CourseError(f"{name!r} is no name for Kubernetes: use up to 52 lower-case letters, digits and hyphens, a letter first.")
+    if job.link:
+        raise CourseError("a link of limited rate is for local runs; on Kubernetes the network is the cluster's: leave link out.")
+    labels = {"app.kubernetes.io/name": name}
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": labels}, "data": {"job.json": job.as_json()}}
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "labels": labels},
+        # The tasks look for each other before any of them is ready.
+        "spec": {"clusterIP": "None", "selector": {"job-name": name}, "publishNotReadyAddresses": True},
+    }
+    return [config, service, _job(job, name, labels, image, claim)]
+
+
+def as_text(items: Sequence[dict]) -> str:
+    """One List in JSON, which is YAML as well: `kubectl apply -f` takes it."""
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(items)}, indent=2)
+
+
+def _job(job: Job, name: str, labels: dict, image: str, claim: str | None) -> dict:
+    tasks = len(job.tasks)
+    seconds = int(job.resources.limit_seconds * (1 + job.restarts))
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "completionMode": "Indexed",  # each pod gets JOB_COMPLETION_INDEX, its task's rank
+            "completions": tasks,
+            "parallelism": tasks,  # all at once: none can begin without the others
+            "backoffLimit": job.restarts * tasks,  # a lost pod takes the others with it, and each counts
+            "activeDeadlineSeconds": seconds,
+            "template": {"metadata": {"labels": labels}, "spec": _pod(job, name, image, claim)},
+        },
+    }
+
+
+def _pod(job: Job, name: str, image: str, claim: str | None) -> dict:
+    hosts = ",".join(f"{name}-{rank}.{name}" for rank in range(len(job.tasks)))
+    storage = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
+    ports = range(FIRST_PORT, FIRST_PORT + len(job.tasks) + 1)  # the tasks' and their gathering's
+    return {
+        "subdomain": name,
+        "restartPolicy": "Never",
+        "containers": [
+            {
+                "name": "task",
+                "image": image,
+                "command": ["sh", "-c", COMMAND],
+                "env": [{"name": "COURSE_HOSTS", "value": hosts}],
+                "ports": [{"containerPort": port} for port in ports],
+                "resources": _resources(job),
+                "volumeMounts": [
+                    {"name": "job", "mountPath": "/job", "readOnly": True},
+                    {"name": "folder", "mountPath": FOLDER},
+                ],
+            }
+        ],
+        "volumes": [{"name": "job", "configMap": {"name": name}}, {"name": "folder", **storage}],
+    }
+
+
+def _resources(job: Job) -> dict:
+    memory = {"memory": f"{round(job.resources.memory_gib * 1024)}Mi"}
+    cpus = {"cpu": str(job.resources.cpus)} if job.resources.cpus else {}
+    gpus = {"nvidia.com/gpu": str(job.resources.gpus)} if job.resources.gpus else {}
+    return {"requests": {**cpus, **memory}, "limits": {**memory, **gpus}}

@@ -1,0 +1,104 @@
+"""A job as a Slurm batch script: the same program, on the nodes that Slurm gives; taught in notebooks/03.
+
+Writing needs nothing; `submit` needs Slurm's commands. FOLDER must be seen
+from every node, and so must the Python environment.
+"""
+
+import math
+import pickle
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from course_lib.cluster.job import Job
+from course_lib.errors import CourseError
+
+SCRIPT = """\
+#!/bin/bash
+{directives}
+
+# One address per task, in the order of ranks, as Slurm itself reaches the nodes.
+export COURSE_HOSTS=$(srun bash -c 'echo "$SLURM_PROCID" "$(scontrol show node "$SLURMD_NODENAME" |
+  grep -o "NodeAddr=[^ ]*" | cut -d= -f2)"' | sort -n | cut -d" " -f2 | paste -sd,)
+# Ports of this job alone, also where jobs share a node.
+export COURSE_FIRST_PORT=$((20000 + SLURM_JOB_ID % 100 * 100))
+
+# A lost task ends the others, because a collective cannot be rejoined; the next attempt goes on from the checkpoint.
+for attempt in $(seq 0 {restarts}); do
+  export COURSE_ATTEMPT=$attempt
+  srun --kill-on-bad-exit=1 --output={folder}/task-%t.log {python} -m course_lib.cluster {folder} && exit 0
+done
+exit 1
+"""
+
+
+def write_batch(job: Job, folder: Path, *, python: str = sys.executable, options: Sequence[str] = ()) -> Path:
+    """Write job.json and batch.sh, for `sbatch FOLDER/batch.sh`; every task's log and result come into FOLDER.
+
+    folder   made when missing; a second submission goes on from its checkpoints
+    python   the interpreter on the nodes
+    options  more of sbatch's, such as "--partition=gpu"
+    Returns  the script's path
+    Raises   CourseError when the folder cannot be written or the job needs a local link
+    """
+    if job.link:
+        raise CourseError("a link of limited rate is for local runs; under Slurm the network is the cluster's: leave link out.")
+    folder = Path(folder).resolve()
+    script = SCRIPT.format(
+        directives="\n".join(f"#SBATCH {option}" for option in (*_options(job, folder), *options)),
+        restarts=job.restarts,
+        folder=shlex.quote(str(folder)),
+        python=shlex.quote(python),
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "job.json").write_text(job.as_json())
+        (folder / "batch.sh").write_text(script)
+    except OSError as error:
+        raise CourseError(f"{folder} cannot be written ({error.strerror}): name a folder of yours that every node sees.") from None
+    return folder / "batch.sh"
+
+
+def submit(script: Path, *, wait: bool = False) -> int:
+    """Hand a script to Slurm; return the job's number.
+
+    wait    until the job has ended, well or not
+    Raises  CourseError when Slurm is missing, refuses, or, when waited for, the job failed
+    """
+    if shutil.which("sbatch") is None:
+        raise CourseError("Slurm is not here (no sbatch): copy the folder to a machine of the cluster and run `sbatch batch.sh` there.")
+    done = subprocess.run(["sbatch", "--parsable", *(["--wait"] if wait else []), str(script)], capture_output=True, text=True)
+    if not done.stdout.strip():
+        raise CourseError(f"Slurm refused the job: {' '.join(done.stderr.split())}")
+    number = int(done.stdout.split(";")[0])
+    if done.returncode:
+        raise CourseError(f"Slurm's job {number} failed: read {script.parent}/task-0.log and its neighbours.")
+    return number
+
+
+def read_results(job: Job, folder: Path) -> dict[str, object]:
+    """What each program returned, as in `Outcome.results`; only from a folder that you trust, because it is unpickled.
+
+    Raises  CourseError when a task has left no result
+    """
+    paths = {name: Path(folder) / "results" / f"{name}.pickle" for name in job.programs}
+    if missing := [name for name, path in paths.items() if not path.exists()]:
+        raise CourseError(f"{folder} has no result of {', '.join(missing)}: the job runs still, or its logs there say why it failed.")
+    return {name: pickle.loads(path.read_bytes()) for name, path in paths.items()}
+
+
+def _options(job: Job, folder: Path) -> list[str]:
+    resources = job.resources
+    cpus = resources.cpus or 1
+    return [
+        f"--job-name={job.program.function}",
+        f"--output={folder}/batch.log",
+        f"--ntasks={len(job.tasks)}",
+        f"--cpus-per-task={cpus}",
+        f"--mem-per-cpu={math.ceil(resources.memory_gib * 1024 / cpus)}M",
+        *([f"--gpus-per-task={resources.gpus}"] if resources.gpus else []),
+        f"--time={math.ceil(resources.limit_seconds * (1 + job.restarts) / 60)}",
+    ]

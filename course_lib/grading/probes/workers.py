@@ -1,0 +1,55 @@
+"""Run a learner's program on real worker processes for a check. Needs course_lib.cluster; the programs need TensorFlow.
+
+The processes end, and their folder goes, whatever the program does.
+"""
+
+import dataclasses
+import re
+
+from course_lib import cluster
+from course_lib.errors import CourseError
+from course_lib.grading.asking import WRITE_HERE, Stopped
+
+LIMIT_SECONDS = 200  # some 15 s on two quiet cores, a restart included; the rest is for busy ones
+
+
+def run(job: object, name: str) -> cluster.Outcome:
+    """The outcome of a learner's job, on CPUs, so that any machine gives the same answer.
+
+    name    what a verdict calls the job's maker, e.g. "make_job"
+    Raises  Stopped when the job is none, or its program is blank, raises, or runs past the limit
+    """
+    if not isinstance(job, cluster.Job):
+        line = f"{name} returns a {type(job).__name__}, and a cluster.Job is expected"
+        raise Stopped("raised", line, line)
+    if WRITE_HERE in (job.program.text or ""):
+        raise Stopped("blank", f"{job.program.function} is still blank")
+    limits = dataclasses.replace(job.resources, limit_seconds=LIMIT_SECONDS)
+    environment = {**job.environment, "CUDA_VISIBLE_DEVICES": "-1"}  # workers cannot share one GPU in a collective
+    try:
+        outcome = cluster.run(dataclasses.replace(job, resources=limits, environment=environment), show=None)
+    except cluster.RunFailed as failed:
+        raise Stopped("raised", _line(failed, job.program.file), str(failed)) from None
+    except CourseError as error:
+        raise Stopped("raised", str(error), str(error)) from None
+    if any(result is None or result is ... for result in outcome.results.values()):
+        raise Stopped("blank", f"{job.program.function} returned nothing")
+    return outcome
+
+
+def job(program: object, **description) -> cluster.Job:
+    """The job that runs a learner's function. Raises Stopped when it cannot travel to other processes."""
+    try:
+        return cluster.Job(program, **description)
+    except CourseError as error:
+        raise Stopped("raised", str(error), str(error)) from None
+
+
+def _line(failed: cluster.RunFailed, file: str) -> str:
+    """The failure, and the last of the program's own lines that led to it."""
+    traceback = failed.cause.traceback if failed.cause else ""
+    own = re.findall(rf'File "{re.escape(file)}", line (\d+), in (\w+)\n +(.*)', traceback)
+    if not own:
+        return str(failed)
+    number, function, source = own[-1]
+    return f"{failed}, in {function}, line {number} of the program: {source}"

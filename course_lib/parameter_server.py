@@ -1,0 +1,160 @@
+"""Asynchronous training of Keras 3 models on parameter servers; taught in notebooks/04.
+
+Needs TensorFlow. These functions belong in the program of a job with parameter
+servers (`cluster.Job(program, parameter_servers=1)`), which runs on the
+coordinator: it schedules steps, the workers compute them, and the servers hold
+the variables. Keras' `fit` does not take part: "Parameter server training is
+not supported in Keras 3, generally speaking" (keras issue 18624).
+
+Source: M. Li and others (2014), Scaling distributed machine learning with the
+parameter server, OSDI.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import keras
+import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update, as the worker that made it saw it.
+
+    loss       the batch's mean loss before the update
+    staleness  updates that others applied between this one's read of the variables and its apply
+    """
+
+    loss: float
+    staleness: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one server holds of one variable."""
+
+    server: str
+    shape: tuple[int, ...]
+    size_bytes: int
+
+
+def connect(partitioner=None):
+    """Wait until the job's workers and servers answer; return its strategy and its coordinator.
+
+    partitioner  from `tf.distribute.experimental.partitioners`: which variables to cut over the servers
+    """
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
+    return strategy, tf.distribute.coordinator.ClusterCoordinator(strategy)
+
+
+def count_every_update(optimizer) -> None:
+    """Let an optimizer count the updates of all workers; call it before its first step.
+
+    Keras reads the counter, adds one, and assigns the sum (keras issue 18668).
+    Two workers that read the same number count one update together, and Adam's
+    bias correction uses that number. This adds one where the counter is, in one
+    operation of the server.
+    """
+    counter = optimizer.iterations
+    counter.assign_add = lambda number: counter.value.assign_add(tf.cast(number, counter.dtype))
+
+
+def asynchronous_step(strategy, model, optimizer, per_example_loss) -> Callable:
+    """A step for `run_steps`: read the variables, compute a gradient, apply it, wait for nobody.
+
+    Make model and optimizer under `strategy.scope()`; this builds the optimizer.
+
+    per_example_loss  (labels, outputs) -> (batch,)
+    Returns           step(x, y) -> the batch's mean loss and the update's staleness, two scalar tensors
+    """
+    variables = parts(model.trainable_variables)
+    with strategy.scope():
+        optimizer.build(variables)
+        version = tf.Variable(0, dtype=tf.int64, trainable=False)  # updates applied so far, by all workers
+    count_every_update(optimizer)
+
+    def worker_step(x, y):
+        read_at = version.read_value()
+        with tf.control_dependencies([read_at]), tf.GradientTape() as tape:
+            loss = tf.reduce_mean(per_example_loss(y, model(x, training=True)))
+        gradients = tape.gradient(loss, variables)
+        with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
+            optimizer.apply_gradients(zip(gradients, variables))
+            applied_at = version.assign_add(1, read_value=True)
+        return loss, applied_at - 1 - read_at
+
+    @tf.function
+    def step(x, y):
+        return strategy.run(worker_step, args=(x, y))
+
+    return step
+
+
+def run_steps(coordinator, step: Callable, batches: Iterable, one_at_a_time: bool = False) -> list[Update]:
+    """Schedule a step per batch, to whichever worker is free; wait for all.
+
+    one_at_a_time  wait after each, so that every step reads what the last one wrote
+    Returns        the updates in the order of their batches, which is not that of their arrival
+    """
+    scheduled = []
+    for batch in batches:
+        scheduled.append(coordinator.schedule(step, args=batch))
+        if one_at_a_time:
+            coordinator.join()
+    coordinator.join()
+    return [Update(*(value.numpy().item() for value in remote.get())) for remote in scheduled]
+
+
+def evaluate(strategy, coordinator, model, per_example_loss, batches: Iterable) -> tuple[float, float]:
+    """Mean loss and accuracy, each example counted once, also when a worker is lost on the way.
+
+    Every batch comes back to the coordinator as three sums, and only there are
+    they added: a batch that two workers evaluated still has one result.
+    """
+
+    @tf.function
+    def sums(x, y):
+        def worker_sums(x, y):
+            logits = model(x, training=False)
+            right = tf.equal(tf.argmax(logits, axis=-1), tf.cast(y, tf.int64))
+            return tf.reduce_sum(per_example_loss(y, logits)), tf.reduce_sum(tf.cast(right, tf.float32)), tf.shape(y)[0]
+
+        return strategy.run(worker_sums, args=(x, y))
+
+    scheduled = [coordinator.schedule(sums, args=batch) for batch in batches]
+    coordinator.join()
+    loss, right, rows = (sum(value.numpy().item() for value in values) for values in zip(*(s.get() for s in scheduled)))
+    return loss / rows, right / rows
+
+
+class ServedEmbedding(keras.layers.Embedding):
+    """An embedding whose rows are looked up on the servers that hold them, and travel alone.
+
+    Keras' own layer reads the variable first and then picks the rows, so that
+    the whole table crosses the network at each step. Input ids (batch, ...)
+    int32; output (batch, ..., output_dim).
+    """
+
+    def call(self, inputs):
+        return tf.nn.embedding_lookup(self.embeddings.value, inputs)
+
+
+def parts(variables: Sequence) -> list:
+    """Each variable, or the pieces of one that is cut over several servers: what gradients and optimizers take."""
+    return [part for variable in variables for part in _pieces(variable)]
+
+
+def shards(variable) -> list[Shard]:
+    """Where the values of a Keras or TensorFlow variable are."""
+    return [_shard(piece.value if isinstance(piece, keras.Variable) else piece) for piece in _pieces(variable)]
+
+
+def _pieces(variable) -> list:
+    value = variable.value if isinstance(variable, keras.Variable) else variable
+    return list(value.variables) if hasattr(value, "variables") else [variable]
+
+
+def _shard(piece: tf.Variable) -> Shard:
+    place = tf.DeviceSpec.from_string(piece.device)
+    return Shard(f"{place.job} {place.task}", tuple(piece.shape), piece.shape.num_elements() * piece.dtype.size)

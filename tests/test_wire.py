@@ -1,0 +1,33 @@
+"""The kernel's counters, on a real connection."""
+
+import math
+import socket
+import sys
+
+import pytest
+
+from course_lib import wire
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts")
+@pytest.mark.parametrize("family, host", [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_each_end_counts_what_it_sent(family, host):
+    with socket.socket(family) as server:
+        try:
+            server.bind((host, 0))
+        except OSError:
+            pytest.skip(f"no {host} here")
+        server.listen()
+        port = server.getsockname()[1]
+        with socket.create_connection((host, port)) as caller, server.accept()[0] as accepted:
+            caller.sendall(b"x" * 1000)
+            accepted.sendall(b"y" * 123_456)
+            accepted.recv(1000, socket.MSG_WAITALL), caller.recv(123_456, socket.MSG_WAITALL)
+            ports = {"server": port, "caller": caller.getsockname()[1]}
+            sent = wire.sent_bytes({name: f"localhost:{number}" for name, number in ports.items()})
+            assert sent == {"server": 123_456, "caller": 1000}
+
+
+def test_elsewhere_nothing_is_told(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert math.isnan(wire.sent_bytes({"ps 0": "localhost:80"})["ps 0"])

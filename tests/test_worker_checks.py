@@ -1,0 +1,75 @@
+"""Checks that run a learner's program on real workers: every bad program gets one verdict, and leaves nothing."""
+
+import psutil
+import pytest
+
+from course_lib.cluster.program import Program
+from course_lib.grading.asking import Stopped, ask
+from course_lib.grading.probes import workers
+from course_lib.grading.question import Mistake, Question
+
+
+def answer(task):
+    return {"index": task.index}
+
+
+# As a notebook's function travels.
+BROKEN = Program("broken", file="broken.py", text="""\
+def broken(task):
+    settings = {"rate": 0.1}
+    return settings["epochs"]
+""")  # fmt: skip
+
+
+def returns_nothing(task):
+    pass
+
+
+def hangs(task):
+    import threading
+
+    task.report(step=1)
+    threading.Event().wait()
+
+
+def stopped(program) -> dict:
+    answers = ask(lambda names, seed: workers.run(workers.job(names["program"]), "make_job"), ("program",), {"program": program}, 0)
+    return answers["stopped"]
+
+
+def test_the_outcome_of_a_good_program_comes_back():
+    assert workers.run(workers.job(answer), "make_job").results == {"worker 0": {"index": 0}, "worker 1": {"index": 1}}
+
+
+def test_an_exception_in_a_worker_is_told_with_the_programs_own_line():
+    told = stopped(BROKEN)
+    assert told["kind"] == "raised"
+    assert "failed: KeyError: 'epochs'" in told["line"] and "\n" not in told["line"]
+    assert told["line"].endswith('in broken, line 3 of the program: return settings["epochs"]')
+
+
+def test_a_program_that_returns_nothing_is_blank():
+    assert stopped(returns_nothing) == {"kind": "blank", "line": "returns_nothing returned nothing", "error": ""}
+
+
+def test_a_program_that_never_ends_is_stopped_and_leaves_no_process(monkeypatch):
+    monkeypatch.setattr(workers, "LIMIT_SECONDS", 5)
+    told = stopped(hangs)
+    assert told["kind"] == "raised" and "5 s" in told["line"] and "\n" not in told["line"]
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_what_is_no_job_is_refused_before_anything_starts():
+    with pytest.raises(Stopped, match="make_job returns a dict, and a cluster.Job is expected"):
+        workers.run({}, "make_job")
+
+
+def test_a_program_that_needs_the_notebooks_names_is_refused_before_anything_starts():
+    with pytest.raises(Stopped, match="a program is a function made with def"):
+        workers.job(lambda task: 1)
+
+
+def test_a_check_that_starts_processes_may_not_start_more_to_know_a_mistake():
+    mistake = Mistake("slow", "what", "where", wrong=answer)
+    with pytest.raises(ValueError, match="needs a `recognise`"):
+        Question("q1", "t", ("train",), lambda names, seed: {}, (), (mistake,), starts_processes=True)
