@@ -34,6 +34,7 @@ NEEDS = {
     "00_start_here": Need("tensorflow", replicas=4),
     "01_one_device": Need("tensorflow", replicas=1),
     "02_data_parallelism": Need("tensorflow", replicas=4),
+    "03_multi_worker": Need("tensorflow", replicas=1, packages=(*Need.packages, "psutil", "tf_keras", "jax")),
     "04_parameter_server": Need("tensorflow", replicas=1),
 }
 PROFILE_VIEWER = "tensorboard-plugin-profile"

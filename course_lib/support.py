@@ -11,6 +11,7 @@ from pathlib import Path
 
 from course_lib.errors import CourseError
 
+STORED = Path(__file__).with_name("support_matrix")
 STRATEGIES = {
     "mirrored": "MirroredStrategy, 4 replicas in one process",
     "multi-worker": "MultiWorkerMirroredStrategy, 2 worker processes",
@@ -188,7 +189,7 @@ def kinds(cell: Cell | None) -> tuple[str, str] | None:
     return cell and (cell.stock.kind, cell.mended.kind if cell.mended else "")
 
 
-def read(folder: Path | str = "support") -> Matrix:
+def read(folder: Path = STORED) -> Matrix:
     """The stored stacks of a folder, the newest first.
 
     Raises  CourseError when there is none
@@ -199,7 +200,7 @@ def read(folder: Path | str = "support") -> Matrix:
     return Matrix(tuple(_stack(json.loads(path.read_text(encoding="utf-8"))) for path in files))
 
 
-def write(stack: Stack, folder: Path) -> Path:
+def write(stack: Stack, folder: Path = STORED) -> Path:
     """Store a stack as FOLDER/NAME.json."""
     path = Path(folder) / f"{stack.name}.json"
     path.parent.mkdir(exist_ok=True)

@@ -774,7 +774,7 @@ def test_nothing_is_left_after_the_normal_end_and_after_an_exception(root):
 def test_nothing_is_left_after_an_interrupt_in_a_wait(root):
     running = start(waits)
     running.wait_report("worker 0")
-    threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
+    threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()  # to the process, as a kernel is interrupted
     with pytest.raises(KeyboardInterrupt):
         running.wait_report("worker 0", step=1)
     assert_nothing_left(root, running.addresses.values())
@@ -818,6 +818,7 @@ running = cluster.start(cluster.Job(waits, workers=2, resources=cluster.Resource
 for task in running.pids:
     running.wait_report(task, ready=1)
 print(json.dumps([dict(running.pids), dict(running.addresses)]), flush=True)
+sys.stdin.readline()
 """
 
 
@@ -830,6 +831,8 @@ def parent(root: Path, then: str) -> tuple[subprocess.Popen, list[psutil.Process
     pids, addresses = json.loads(process.stdout.readline())
     cluster_processes = ours(root)
     assert {*pids.values()} < {found.pid for found in cluster_processes}
+    process.stdin.write("go on\n")
+    process.stdin.flush()
     return process, cluster_processes, list(addresses.values())
 
 

@@ -29,7 +29,6 @@ from course_lib.support import Cell, Verdict
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the tasks that import support_features
 
-STORED = Path(__file__).parents[1] / "notebooks" / "support"
 FLOAT32 = (1e-5, "float32 sums in another order, over 8 steps")
 FLOAT16 = (2e-3, "float16 gradients, rounded to 11 bits, of other parts of the batch")
 
@@ -250,7 +249,7 @@ def alike(old: Verdict, now: Verdict) -> bool:
 
 
 def stored_for_installed() -> support.Stack | None:
-    return next((stack for stack in support.read(STORED).stacks if stack.versions == versions()), None)
+    return next((stack for stack in support.read().stacks if stack.versions == versions()), None)
 
 
 @pytest.mark.skipif(os.environ.get("CI") != "true", reason="slow: run by .ci/run")
@@ -262,13 +261,13 @@ def test_the_installed_stack_behaves_as_lesson_03_says():
 
 @pytest.mark.parametrize("name", ["newest", "colab"])
 def test_a_stored_table_is_whole(name):
-    stack = next(stack for stack in support.read(STORED).stacks if stack.name == name)
+    stack = next(stack for stack in support.read().stacks if stack.name == name)
     assert [cell.key for cell in stack.cells] == CASES
     assert all(words in repr(stack) and words in stack._repr_markdown_() for words in support.FEATURES.values())
 
 
 def test_a_changed_verdict_is_reported():
-    stored = support.read(STORED).stacks[0]
+    stored = support.read().stacks[0]
     assert changes(stored, stored) == []
     at = next(i for i, cell in enumerate(stored.cells) if cell.mended and cell.stock.kind == "wrong" and cell.stock.difference)
     for stock, mended in [
@@ -282,7 +281,7 @@ def test_a_changed_verdict_is_reported():
 
 
 def test_the_other_stack_shows_where_it_differs():
-    first = support.read(STORED).stacks[0]
+    first = support.read().stacks[0]
     cells = (dataclasses.replace(first.cells[0], stock=Verdict("hangs")), *first.cells[1:])
     other = dataclasses.replace(first, name="other", cells=cells)
     assert f"{len(cells) - 1} of {len(cells)} verdicts, and else\n\n- MirroredStrategy, fit, training: hangs" in repr(support.Matrix((first, other)))
@@ -319,7 +318,7 @@ def main() -> int:
     now = execute(name or "installed", show=lambda text: print(text, flush=True))
     print(now)
     if name:
-        print(f"stored in {support.write(now, STORED)}")
+        print(f"stored in {support.write(now)}")
         return 0
     stored = stored_for_installed()
     found = changes(stored, now) if stored else [f"no stored table for {versions()}"]

@@ -6,14 +6,17 @@ sends 2(N-1)/N of the buffer per worker, and receives as much meanwhile.
 Source: Patarasuk & Yuan (2009), JPDC 69(2).
 """
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from course_lib.cluster import network
 from course_lib.cluster.job import Job, Link, Resources
 from course_lib.cluster.local import run
 
 WARMUP = 2  # steps that trace, connect and open TCP's window
+STORED = Path(__file__).with_name("network_laboratory.json")  # written by tests/benchmark_network.py --write
 LAYER_UNITS, LAYERS, FEATURES, CLASSES = 512, 3, 64, 10  # of the training step's model
 
 
@@ -87,6 +90,21 @@ def measure_training(megabits: Sequence[float] = (50, 100, 200), workers: int = 
     Raises   CourseError where links cannot be limited
     """
     return _measure(timed_training_steps, megabits, workers, {"rows": rows, "repeats": repeats})
+
+
+def stored(name: str) -> tuple[str, list[LinkTiming]]:
+    """A measurement that was made before, for machines that cannot limit links: when and on what, and the timings.
+
+    name  "all-reduce" or "training"
+    """
+    content = json.loads(STORED.read_text(encoding="utf-8"))
+    return content["measured"], [LinkTiming(**timing) for timing in content[name]]
+
+
+def store(measured: str, **timings: Sequence[LinkTiming]) -> None:
+    """Keep measurements for `stored`; `measured` says when and on what."""
+    by_name = {name.replace("_", "-"): [asdict(timing) for timing in rows] for name, rows in timings.items()}
+    STORED.write_text(json.dumps({"measured": measured, **by_name}, indent=1) + "\n", encoding="utf-8")
 
 
 def _measure(program, megabits: Sequence[float], workers: int, arguments: dict) -> list[LinkTiming]:

@@ -62,8 +62,8 @@ def ask(
         return _stopped(stop.kind, stop.line, error=stop.error)
     except Exception as error:
         if isinstance(error, NotImplementedError) and _is_blank(error, names):
-            return _stopped("blank", _first_line(error))
-        text = f"{type(error).__name__}: {_first_line(error).removeprefix(type(error).__name__ + ': ')}"
+            return _stopped("blank", _first_line(str(error)))
+        text = in_one_line(type(error).__name__, str(error))
         place = _own_place(error, names)
         unplaced = f"{' or '.join(asks_for)} does not work as the docstring says ({text})"
         return _stopped("raised", f"{text}, {place}" if place else unplaced, error=text)
@@ -86,6 +86,12 @@ def plain(value: object, key: str = "answers") -> object:
     if type(value) is np.ndarray and value.dtype.kind in _PLAIN_KINDS:
         return value
     raise NotPlain(f"{key} is of type {type(value).__name__}, where a number, a text or an array of them is expected")
+
+
+def in_one_line(kind: str, message: str) -> str:
+    """An exception by its type's name and the line of its message that says what happened: "KeyError: 'x'"."""
+    said = _first_line(message).removeprefix(f"{kind}:").strip()
+    return f"{kind}: {said}" if said else kind
 
 
 def _stopped(kind: str, line: str, **more: str) -> dict[str, object]:
@@ -124,8 +130,8 @@ def _is_blank(error: NotImplementedError, names: Mapping[str, object]) -> bool:
     return WRITE_HERE in str(error) or step.tb_frame.f_globals is names
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+def _first_line(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines() if line.strip()] or [""]
     # TensorFlow puts the learner's stack first and its message last when it traces.
     line = lines[-1] if lines[0] == "in user code:" else lines[0]
     return line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE] + " ..."

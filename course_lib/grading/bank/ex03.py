@@ -20,7 +20,7 @@ FLOAT32 = 1e-5  # relative: a dozen steps of sums over some tens of products in 
 # q1: TF_CONFIG
 
 
-def _placed(hosts, counts, first_port, port=lambda place, hosts: place // hosts):
+def _placed(hosts, counts, first_port, port):
     """Every task but the evaluator with its address, by type, in order."""
     addresses, place = {}, 0
     for kind, number in counts.items():
@@ -30,15 +30,27 @@ def _placed(hosts, counts, first_port, port=lambda place, hosts: place // hosts)
     return addresses
 
 
-def _tf_configs(
-    index=lambda kind, i, counts: i, cluster=lambda addresses, kind, i: addresses, port=lambda place, hosts: place // hosts, write=json.dumps
-):
+def _own_index(kind, i, counts):
+    return i
+
+
+def _everybody(addresses, kind, i):
+    return addresses
+
+
+def _next_port(place, hosts):
+    return place // hosts
+
+
+def _tf_configs(index=_own_index, cluster=_everybody, port=_next_port, write=json.dumps):
     """The solution, with one thing wrong: see the mistakes for which."""
 
     def tf_configs(hosts, counts, first_port):
         addresses = _placed(hosts, counts, first_port, port)
         return {
-            f"{kind} {i}": write({"cluster": cluster(addresses, kind, i), "task": {"type": kind, "index": index(kind, i, counts)}})
+            f"{kind} {i}": write(
+                {"cluster": cluster(addresses, kind, i), "task": {"type": kind, "index": index(kind, i, counts)}}
+            )
             for kind, number in counts.items()
             for i in range(number)
         }
@@ -88,7 +100,7 @@ def _one_address_each(answers, seed):
         if len(set(listed)) < len(listed):
             return f"{task}'s has {len(listed)} addresses, {len(set(listed))} of them different"
     for (hosts, counts, port), task, _, read in _configs(answers, seed):
-        if sorted(chain(*read["cluster"].values())) != sorted(chain(*_placed(hosts, counts, port).values())):
+        if sorted(chain(*read["cluster"].values())) != sorted(chain(*_placed(hosts, counts, port, _next_port).values())):
             return f"on {' and '.join(hosts)} from port {port} {task}'s has {read['cluster']}"
     return True
 
@@ -98,7 +110,7 @@ def _order_and_place(answers, seed):
         kind, index = task.split()
         if read["task"] != {"type": kind, "index": int(index)}:
             return f"{task}'s says {read['task']}"
-        wanted = _placed(hosts, counts, port).get(kind)
+        wanted = _placed(hosts, counts, port, _next_port).get(kind)
         if wanted and read["cluster"][kind] != wanted:
             return f"for {hosts}, {counts} and port {port} the addresses of {task}'s type are {read['cluster'][kind]}"
     return True
@@ -196,7 +208,8 @@ def _two_in_step(answers, seed):
     replicas = [worker["replicas"] for worker in answers["workers"]]
     if len(replicas) != probes.WORKERS:
         return f"your job has {len(replicas)} worker{'s' * (len(replicas) != 1)}"
-    return replicas == [probes.WORKERS] * len(replicas) or f"the workers' strategies keep {' and '.join(map(str, replicas))} replica in step"
+    in_step = " and ".join(map(str, replicas))
+    return replicas == [probes.WORKERS] * len(replicas) or f"the workers' strategies keep {in_step} replica in step"
 
 
 def _all_examples(answers, seed):
@@ -273,7 +286,8 @@ def _fields(*wanted):
     def recognise(answers, seed):
         seen, y = _all_examples(answers, seed), np.float32(probes.worker_settings(seed)["y"])
         complete = all(set(seen[:, epoch].ravel().tolist()) == set(y.tolist()) for epoch in range(seen.shape[1]))
-        return {worker["replicas"] for worker in answers["workers"]} == {wanted[0]} and (seen.shape[2] / len(y), complete) == wanted[1:]
+        replicas = {worker["replicas"] for worker in answers["workers"]}
+        return replicas == {wanted[0]} and (seen.shape[2] / len(y), complete) == wanted[1:]
 
     return recognise
 
@@ -296,7 +310,9 @@ def _own_losses(answers, seed):
 
 
 def _not_in_scope(answers, seed):
-    return "tf.distribute.Strategy" in answers["stopped"]["error"] and "scope" in answers["stopped"]["error"]
+    """An optimizer under the scope refuses the model's variables; one outside it fails when it updates them."""
+    error = answers["stopped"]["error"]
+    return "variable created in this tf.distribute.Strategy.scope()" in error or "distribution.extended.update(" in error
 
 
 def _runs(program, workers=probes.WORKERS):
@@ -425,7 +441,8 @@ def _same_batches(answers, seed):
         together = [sorted(chain(*step)) for step in zip(*rows)]
         if {len(worker) for worker in rows} != {len(alone)} or together != [sorted(step) for step in alone]:
             differ = [sorted(step) for step in alone] != together[: len(alone)]
-            return f"{_setting(case)}: " + ("a step's rows together are another batch" if differ else "a worker has other steps")
+            said = "a step's rows together are another batch" if differ else "a worker has other steps"
+            return f"{_setting(case)}: {said}"
     return True
 
 
@@ -451,8 +468,19 @@ def _flat(rows):
     return [row for worker in rows for step in worker for row in step]
 
 
-def _rows_of(generator=lambda worker, epoch, seed: [seed, epoch], share=lambda batch, worker, workers: np.array_split(batch, workers)[worker],
-             cut=lambda order, batch: np.array_split(order, range(batch, len(order), batch)), block=False):  # fmt: skip
+def _by_epoch(worker, epoch, seed):
+    return [seed, epoch]
+
+
+def _even_part(batch, worker, workers):
+    return np.array_split(batch, workers)[worker]
+
+
+def _all_batches(order, batch):
+    return np.array_split(order, range(batch, len(order), batch))
+
+
+def _rows_of(generator=_by_epoch, share=_even_part, cut=_all_batches, block=False):
     """The solution, with one thing wrong: see the mistakes for which."""
 
     def rows_of(worker, workers, examples, global_batch, epoch, seed):
@@ -536,7 +564,8 @@ ROWS_OF = Question(
             "`//` throws `len(batch) % workers` rows of each batch away: who takes them?",
             _rows_of(share=_rounded_down),
             _rows_in_all(
-                lambda examples, batch, workers: examples // batch * (batch // workers * workers) + examples % batch // workers * workers
+                lambda examples, batch, workers: examples // batch * (batch // workers * workers)
+                + examples % batch // workers * workers
             ),
         ),
         Mistake(
@@ -555,7 +584,7 @@ ROWS_OF = Question(
         ),
         Mistake(
             "epoch cut first",
-            "You give each worker a part of the epoch, and cut that into steps: the batches depend on how many workers there are.",
+            "You cut the epoch into the workers' parts first, so the batches depend on how many workers there are.",
             "Cut the epoch into global batches first, and each of those into parts.",
             _rows_of(block=True),
             lambda answers, seed: _every_row_once(answers, seed) is True and _same_batches(answers, seed) is not True,
@@ -590,9 +619,8 @@ def _batches(seed, epoch):
 
     settings = probes.recovery_settings(seed)
     x, y = np.float32(settings["x"]), np.float32(settings["y"])
-    return [
-        (x.numpy().astype("float64"), y.numpy().astype("float64")) for x, y in data.epoch_batches(x, y, settings["global_batch"], epoch)
-    ]
+    batches = data.epoch_batches(x, y, settings["global_batch"], epoch)
+    return [(x.numpy().astype("float64"), y.numpy().astype("float64")) for x, y in batches]
 
 
 class _Undisturbed:
@@ -645,7 +673,8 @@ def _goes_on_after_the_save(answers, seed):
         return "nobody died: call power_cut(done) after each step's report"
     first, wanted = min(again), _saved_step(seed) + 1
     killed = probes.recovery_settings(seed)["dies_after"]
-    return first == wanted or f"killed after step {killed}, with a save after every {probes.SAVE_EVERY}, yours go on with step {first}"
+    every = probes.SAVE_EVERY
+    return first == wanted or f"killed after step {killed}, with a save after every {every}, yours go on with step {first}"
 
 
 def _final_weights(answers, seed):
@@ -781,8 +810,8 @@ RECOVERY = Question(
 
 
 def _smallest_local_batch(
-    bits=8, rounds=lambda workers: 2 * (workers - 1), message=lambda gradient, workers: gradient / workers, ratio=lambda e: e / (1 - e),
-    latency=True, overhead=True, whole=math.ceil, least=1, batch=lambda local, workers: local,
+    bits=8, rounds=lambda workers: 2 * (workers - 1), message=lambda gradient, workers: gradient / workers,
+    ratio=lambda e: e / (1 - e), latency=True, overhead=True, whole=math.ceil, least=1, batch=lambda local, workers: local,
 ):  # fmt: skip
     """The solution, with one thing wrong: see the mistakes for which."""
 

@@ -50,7 +50,8 @@ def outside_the_scope(task, **settings):
 
 def _train(
     task, x, y, first_weights, learning_rate, global_batch, epochs,
-    *, strategy_name="MultiWorkerMirroredStrategy", in_scope=True, rows=lambda rows: rows, policy="DATA", loss_factor=1, tell_own_loss=False,
+    *, strategy_name="MultiWorkerMirroredStrategy", in_scope=True, rows=lambda rows: rows, policy="DATA",
+    loss_factor=1, tell_own_loss=False,
 ):  # fmt: skip
     import contextlib
 
@@ -65,7 +66,11 @@ def _train(
         model = _linear_model(first_weights)
         optimizer = keras.optimizers.SGD(learning_rate)
     squared = keras.losses.MeanSquaredError(reduction="none")
-    step = training.replicated_step(strategy, model, optimizer, lambda labels, outputs: loss_factor * squared(labels, outputs))
+
+    def loss(labels, outputs):
+        return loss_factor * squared(labels, outputs)
+
+    step = training.replicated_step(strategy, model, optimizer, loss)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy]
     examples = tf.data.Dataset.from_tensor_slices((np.float32(x), np.float32(y).reshape(-1, 1)))
@@ -123,7 +128,8 @@ def never_cut(task, **settings):
 
 def _train_through(
     task, x, y, first_weights, global_batch, epochs, save_every, victim, dies_after,
-    *, keep_optimizer=True, folder=None, go_on_after=lambda done: done, skip=True, first_epoch_of_process=False, one_order=False,
+    *, keep_optimizer=True, folder=None, go_on_after=lambda done: done, skip=True,
+    first_epoch_of_process=False, one_order=False,
 ):  # fmt: skip
     import keras
     import numpy as np

@@ -21,7 +21,8 @@ def clusters(seed: int) -> list[tuple[list[str], dict[str, int], int]]:
     rng = np.random.default_rng(seed)
     whole = {"chief": 1, "worker": int(rng.integers(3, 6)), "ps": 2, "evaluator": 1}
     alike = {"worker": int(rng.integers(3, 6))}
-    return [([str(host) for host in rng.permutation(HOST_NAMES)[:2]], counts, int(rng.integers(20, 90)) * 100) for counts in (whole, alike)]
+    hosts = [str(host) for host in rng.permutation(HOST_NAMES)[:2]]
+    return [(hosts, counts, int(rng.integers(20, 90)) * 100) for counts in (whole, alike)]
 
 
 def worker_settings(seed: int) -> dict[str, object]:

@@ -8,7 +8,7 @@ import re
 
 from course_lib import cluster
 from course_lib.errors import CourseError
-from course_lib.grading.asking import WRITE_HERE, Stopped
+from course_lib.grading.asking import WRITE_HERE, Stopped, in_one_line
 
 LIMIT_SECONDS = 200  # some 15 s on two quiet cores, a restart included; the rest is for busy ones
 
@@ -29,7 +29,7 @@ def run(job: object, name: str) -> cluster.Outcome:
     try:
         outcome = cluster.run(dataclasses.replace(job, resources=limits, environment=environment), show=None)
     except cluster.RunFailed as failed:
-        raise Stopped("raised", _line(failed, job.program.file), str(failed)) from None
+        raise _as_stopped(failed, job.program.file) from None
     except CourseError as error:
         raise Stopped("raised", str(error), str(error)) from None
     if any(result is None or result is ... for result in outcome.results.values()):
@@ -45,11 +45,13 @@ def job(program: object, **description) -> cluster.Job:
         raise Stopped("raised", str(error), str(error)) from None
 
 
-def _line(failed: cluster.RunFailed, file: str) -> str:
-    """The failure, and the last of the program's own lines that led to it."""
-    traceback = failed.cause.traceback if failed.cause else ""
-    own = re.findall(rf'File "{re.escape(file)}", line (\d+), in (\w+)\n +(.*)', traceback)
-    if not own:
-        return str(failed)
-    number, function, source = own[-1]
-    return f"{failed}, in {function}, line {number} of the program: {source}"
+def _as_stopped(failed: cluster.RunFailed, file: str) -> Stopped:
+    """The first failing task's exception, and the last of the program's own lines that led to it."""
+    cause = failed.cause
+    if not cause or not cause.error:
+        return Stopped("raised", str(failed), str(failed))
+    line = f"{cause.task} failed: {in_one_line(cause.error, cause.message)}"
+    if own := re.findall(rf'File "{re.escape(file)}", line (\d+), in (\w+)\n +(.*)', cause.traceback):
+        number, function, source = own[-1]
+        line += f", in {function}, line {number} of the program: {source}"
+    return Stopped("raised", line, f"{cause.error}: {cause.message}")
