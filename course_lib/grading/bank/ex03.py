@@ -843,8 +843,8 @@ def _whole_batch(answers, seed):
 def _reaches(answers, seed):
     for problem, batch in zip(probes.scaling_problems(seed), answers["batches"]):
         if not _efficiency(batch, problem) >= problem["efficiency"]:
-            said = f"a local batch of {batch} on {problem['workers']} workers reaches {_efficiency(batch, problem):.1%}"
-            return f"{said} where {problem['efficiency']:.1%} are wanted"
+            said = f"a local batch of {batch} on {problem['workers']} workers reaches {_efficiency(batch, problem):.3%}"
+            return f"{said} where {problem['efficiency']:.3%} are wanted"
     return True
 
 
