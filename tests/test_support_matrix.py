@@ -313,7 +313,7 @@ def test_a_difference_is_told_from_rounding_and_from_nan():
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Execute the support matrix on the installed stack.")
-    parser.add_argument("--write", metavar="NAME", help="store the verdicts as notebooks/support/NAME.json: newest or colab")
+    parser.add_argument("--write", metavar="NAME", help="store the verdicts as course_lib/support_matrix/NAME.json: newest or colab")
     name = parser.parse_args().write
     now = execute(name or "installed", show=lambda text: print(text, flush=True))
     print(now)
