@@ -774,9 +774,12 @@ def test_nothing_is_left_after_the_normal_end_and_after_an_exception(root):
 def test_nothing_is_left_after_an_interrupt_in_a_wait(root):
     running = start(waits)
     running.wait_report("worker 0")
-    threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()  # to the process, as a kernel is interrupted
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # an earlier test may have left another
+    main_thread = threading.main_thread().ident
+    threading.Timer(0.3, signal.pthread_kill, [main_thread, signal.SIGINT]).start()  # the thread that waits
     with pytest.raises(KeyboardInterrupt):
         running.wait_report("worker 0", step=1)
+    signal.signal(signal.SIGINT, before)
     assert_nothing_left(root, running.addresses.values())
 
 

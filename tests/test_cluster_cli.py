@@ -1,6 +1,7 @@
 """`course cluster` as a person types it: lines, results, exit codes, one line for each mistake."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,9 @@ def test_a_failing_program_shows_its_own_traceback_and_exits_with_1(program, cap
         (["run", "nowhere.py:train"], "nowhere.py cannot be read"),
         (["run", "{program}x"], "defines no 'trainx'"),
         (["run", "no_such_module:train"], "cannot be imported"),
+        (["run", "broken:train"], "cannot be imported (ZeroDivisionError"),
+        (["run", "..train:train"], "cannot be imported"),
+        (["run", "train"], 'is "module:function"'),
         (["run", "{program}", "--argument", "epochs"], "takes NAME=VALUE"),
         (["run", "{program}", "--workers", "0"], "1 worker or more"),
         (["run", "{program}", "--workers", "100000"], "memory are free"),
@@ -57,10 +61,41 @@ def test_a_failing_program_shows_its_own_traceback_and_exits_with_1(program, cap
         (["kubernetes", "{program}", "--name", "My_Job", "--image", "image"], "no name for Kubernetes"),
     ],
 )
-def test_a_mistake_is_one_line_and_exits_with_2(program, capsys, words, line):
+def test_a_mistake_is_one_line_and_exits_with_2(program, tmp_path, monkeypatch, capsys, words, line):
+    (tmp_path / "broken.py").write_text("1 / 0")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
     assert main(["cluster", *(word.format(program=program) for word in words)]) == 2
     said = capsys.readouterr().err.strip()
     assert said.startswith("course cluster: ") and line in said and "\n" not in said
+
+
+def test_a_module_of_the_present_folder_is_found(program, tmp_path):
+    course = Path(sys.executable).with_name("course")  # unlike python -m, it does not look there by itself
+    command = [str(course)] if course.exists() else [sys.executable, "-c", "import sys; from course_lib.cli import main; sys.exit(main())"]
+    words = ["cluster", "run", "train:train", "--workers", "1", "--argument", "epochs=3"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONSAFEPATH": "1"}
+    done = subprocess.run([*command, *words], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.stdout.splitlines()[-1:] == ["worker 0 returned 6"], done.stderr
+
+
+def test_arrays_are_lists_in_json(tmp_path, capfd):
+    (tmp_path / "arrays.py").write_text("def ones(task):\n    import numpy\n    return numpy.ones((1, 2)), {1}\n")
+    assert main(["cluster", "run", f"{tmp_path / 'arrays.py'}:ones", "--workers", "1", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["results"] == {"worker 0": [[[1.0, 1.0]], "{1}"]}
+
+
+def test_an_unknown_type_is_refused_with_2(program, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["cluster", "run", program, "--workers", "two"])
+    assert "invalid int value: 'two'" in capsys.readouterr().err
+
+
+def test_without_slurm_there_is_one_line(program, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["cluster", "slurm", program, "--folder", str(tmp_path / "run"), "--submit"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("course cluster: Slurm is not here") and "\n" not in said
 
 
 def test_slurm_writes_a_script_and_says_how_to_submit_it(program, tmp_path, capsys):

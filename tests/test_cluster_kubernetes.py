@@ -60,12 +60,26 @@ def test_the_text_is_yaml_that_holds_the_same():
 def test_the_job_asks_for_what_the_job_asks_for():
     spec = job_of(kubernetes.manifests(JOB, "digits", "image", claim="checkpoints"))["spec"]
     pod = spec["template"]["spec"]
-    assert (spec["completions"], spec["parallelism"], spec["backoffLimit"], spec["activeDeadlineSeconds"]) == (2, 2, 4, 1800)
+    assert (spec["completions"], spec["parallelism"], spec["backoffLimit"], spec["activeDeadlineSeconds"]) == (2, 2, 4, 600)
     assert pod["containers"][0]["resources"] == {
         "requests": {"cpu": "4", "memory": "8192Mi"},
         "limits": {"memory": "8192Mi", "nvidia.com/gpu": "1"},
     }
     assert {"name": "folder", "persistentVolumeClaim": {"claimName": "checkpoints"}} in pod["volumes"]
+
+
+def test_a_job_of_servers_succeeds_with_its_programs():
+    items = kubernetes.manifests(cluster.Job(train, workers=2, parameter_servers=1, evaluator=True), "digits", "image")
+    assert job_of(items)["spec"]["successPolicy"] == {"rules": [{"succeededIndexes": "0,4"}]}  # chief, two workers, ps, evaluator
+    assert "successPolicy" not in job_of(kubernetes.manifests(JOB, "digits", "image"))["spec"]
+
+
+def test_the_job_lies_in_the_folder_that_the_task_writes():
+    """And jobs that share a claim have a folder each."""
+    (container,) = job_of(kubernetes.manifests(JOB, "digits", "image", claim="checkpoints"))["spec"]["template"]["spec"]["containers"]
+    folder = container["command"][-1]
+    mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+    assert mounts[folder]["subPath"] == "digits" and mounts[f"{folder}/job.json"]["subPath"] == "job.json"
 
 
 def test_the_config_map_carries_the_job_unchanged():

@@ -22,11 +22,11 @@ def fit(task, rows, global_batch):
     class Model(training.MultiWorkerFit, training.ExactPartialBatches, keras.Model):
         pass
 
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()  # before anything else of TensorFlow's
     images, labels = data.arrays("digits", "train")
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     batches = tf.data.Dataset.from_tensor_slices((images[:rows], labels[:rows])).batch(global_batch).with_options(options)
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
         network = models.mlp((8, 8, 1), classes=10)
         model = Model(network.inputs, network.outputs)

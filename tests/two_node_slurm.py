@@ -31,11 +31,13 @@ SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 SchedulerType=sched/builtin
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=1 RealMemory=4000 State=UNKNOWN
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=1 RealMemory=4000 State=UNKNOWN
+SlurmdParameters=config_overrides
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus} RealMemory=4000 State=UNKNOWN
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus} RealMemory=4000 State=UNKNOWN
 PartitionName=course Nodes=n[1-2] Default=YES State=UP
 """
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "mungekey")
@@ -50,16 +52,17 @@ def missing() -> str:
 
 
 @contextmanager
-def two_nodes(folder: Path) -> Iterator[None]:
-    """Slurm's commands reach the two nodes n1 and n2, of one core each, inside the block.
+def two_nodes(folder: Path, cpus: int = 2) -> Iterator[None]:
+    """Slurm's commands reach the two nodes n1 and n2 inside the block.
 
+    cpus    what each node says it has, whatever this machine has
     folder  for its configuration, state and logs; a short path, because sockets lie there
     """
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
     ports = [server.getsockname()[1] for server in held]
     for server in held:
         server.close()
-    (folder / "slurm.conf").write_text(CONFIGURATION.format(host=socket.gethostname(), folder=folder, ports=ports))
+    (folder / "slurm.conf").write_text(CONFIGURATION.format(host=socket.gethostname(), folder=folder, ports=ports, cpus=cpus))
     (folder / "state").mkdir()
     environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
     key = folder / "munge.key"
@@ -81,10 +84,19 @@ def two_nodes(folder: Path) -> Iterator[None]:
             _until_both_are_idle(daemons, folder)
             yield
         finally:
+            _end_all_jobs()
             for daemon in reversed(daemons):
                 daemon.terminate()
             for daemon in daemons:
                 daemon.wait(timeout=60)
+
+
+def _end_all_jobs() -> None:
+    """The tasks of a job outlive the daemons."""
+    subprocess.run(["scancel", "--full", "--me"], capture_output=True)
+    deadline = time.monotonic() + 60
+    while subprocess.run(["squeue", "--noheader"], capture_output=True, text=True).stdout and time.monotonic() < deadline:
+        time.sleep(0.2)
 
 
 def _until_both_are_idle(daemons: list[subprocess.Popen], folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -24,17 +26,19 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
 
     local = way("run", run_here, "train.py:train --workers 2 --argument epochs=2")
     local.add_argument("--folder", type=Path, help="keep logs, results and checkpoints there, and go on from them the next time")
-    local.add_argument("--json", action="store_true", help="print the results as JSON, and the tasks' lines to stderr")
+    local.add_argument("--json", action="store_true", help="print JSON for a program, and the tasks' lines to stderr")
 
     batch = way("slurm", write_for_slurm, "train.py:train --workers 2 --folder /shared/run-1 --submit")
     batch.add_argument("--folder", type=Path, required=True, help="every node must see it")
     batch.add_argument("--option", action="append", default=[], help="one of sbatch's, such as --option=--partition=gpu; repeat it")
     batch.add_argument("--submit", action="store_true", help="hand the script to sbatch")
+    batch.add_argument("--wait", action="store_true", help="submit it, wait for its end, and print the results")
+    batch.add_argument("--json", action="store_true", help="print JSON for a program")
 
-    pods = way("kubernetes", print_for_kubernetes, "train.py:train --name digits --image registry.example/course | kubectl apply -f -")
+    pods = way("kubernetes", print_for_kubernetes, "train.py:train --name digits --image REGISTRY/IMAGE --claim CLAIM | kubectl apply -f -")
     pods.add_argument("--name", required=True, help="of the Job, its Service and its ConfigMap")
     pods.add_argument("--image", required=True, help="holds this package and its framework")
-    pods.add_argument("--claim", help="a PersistentVolumeClaim that all pods can write")
+    pods.add_argument("--claim", help="a PersistentVolumeClaim that all pods can write; without it checkpoints and results go with the pods")
 
 
 def run_here(arguments: argparse.Namespace) -> int:
@@ -43,27 +47,50 @@ def run_here(arguments: argparse.Namespace) -> int:
     try:
         outcome = run(_job(arguments), folder=arguments.folder, show=lambda line: print(line, file=lines, flush=True))
     except RunFailed as failed:
-        print("\n".join(failed._render_traceback_()), file=sys.stderr)
-        return 1
-    if arguments.json:
-        print(json.dumps({"results": outcome.results, "restarts": outcome.restarts}, default=repr))
-    else:
-        for task, result in outcome.results.items():
-            print(f"{task} returned {result!r}")
-    return 0
+        return _say_why(failed)
+    return _say({"results": outcome.results, "restarts": outcome.restarts}, arguments.json)
 
 
 def write_for_slurm(arguments: argparse.Namespace) -> int:
-    """Write a job's batch script, and submit it if asked."""
-    script = slurm.write_batch(_job(arguments), arguments.folder, options=arguments.option)
-    print(f"Slurm's job {slurm.submit(script)}" if arguments.submit else f"wrote {script}; submit it with: sbatch {script}")
-    return 0
+    """Write a job's batch script; submit it if asked."""
+    job = _job(arguments)
+    script = slurm.write_batch(job, arguments.folder, options=arguments.option)
+    answer = {"script": str(script)}
+    try:
+        if arguments.submit or arguments.wait:
+            answer["job"] = slurm.submit(script, wait=arguments.wait)
+        if arguments.wait:
+            answer["results"] = slurm.read_results(job, script.parent)
+    except RunFailed as failed:
+        return _say_why(failed)
+    if not arguments.json:
+        print(f"Slurm's job {answer['job']}" if "job" in answer else f"wrote {script}; submit it with: sbatch {shlex.quote(str(script))}")
+    return _say(answer, arguments.json)
 
 
 def print_for_kubernetes(arguments: argparse.Namespace) -> int:
     """Print a job's manifests, for kubectl apply."""
     print(kubernetes.as_text(kubernetes.manifests(_job(arguments), arguments.name, arguments.image, claim=arguments.claim)))
     return 0
+
+
+def _say(answer: dict[str, object], as_json: bool) -> int:
+    if as_json:
+        print(json.dumps(answer, default=_plain))
+    else:
+        for task, result in answer.get("results", {}).items():
+            print(f"{task} returned {result!r}")
+    return 0
+
+
+def _plain(value: object) -> object:
+    """An array as lists of numbers; anything else that JSON does not know as text."""
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
+
+
+def _say_why(failed: RunFailed) -> int:
+    print("\n".join(failed._render_traceback_()), file=sys.stderr)
+    return 1
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
@@ -89,6 +116,8 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 
 def _job(arguments: argparse.Namespace) -> Job:
     named = vars(arguments)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # "module:function" of the folder that one types in, as for python -m
     return Job(
         arguments.program,
         arguments=dict(map(_name_and_value, arguments.argument)),

@@ -7,6 +7,7 @@ Sources: kubernetes.io, Indexed Job for parallel processing with static work ass
 """
 
 import json
+import math
 import re
 from collections.abc import Sequence
 
@@ -16,8 +17,6 @@ from course_lib.errors import CourseError
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")  # RFC 1035, short enough for a pod's suffix
 FOLDER = "/course"
-# A ConfigMap's file cannot be written beside, so the job is copied into the folder that the task writes.
-COMMAND = f"mkdir -p {FOLDER} && cp /job/job.json {FOLDER}/ && exec python -m course_lib.cluster {FOLDER}"
 
 
 def manifests(job: Job, name: str, image: str, *, claim: str | None = None) -> list[dict]:
@@ -25,9 +24,13 @@ def manifests(job: Job, name: str, image: str, *, claim: str | None = None) -> l
 
     name    of the three, and of the pods: lower-case letters, digits and hyphens
     image   of the pods
-    claim   a PersistentVolumeClaim that all pods can write, for checkpoints and results; without
-            one, each pod has an empty folder of its own, and a restart begins at the start
+    claim   a PersistentVolumeClaim that all pods can write (ReadWriteMany), for checkpoints and results
+            in a folder of this name; without one, `task.folder` is empty and each pod's own, a restart
+            begins at the start, and what the program returned goes with the pods
     Raises  CourseError for a name that Kubernetes would refuse
+
+    A lost task ends the others; the pods that take their places begin with `task.attempt` 0.
+    Parameter servers need Kubernetes 1.31, where a Job can succeed though some pods only serve.
     """
     if not NAME.fullmatch(name):
         raise CourseError(f"{name!r} is no name for Kubernetes: use up to 52 lower-case letters, digits and hyphens, a letter first.")
@@ -52,7 +55,6 @@ def as_text(items: Sequence[dict]) -> str:
 
 def _job(job: Job, name: str, labels: dict, image: str, claim: str | None) -> dict:
     tasks = len(job.tasks)
-    seconds = int(job.resources.limit_seconds * (1 + job.restarts))
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -62,10 +64,19 @@ def _job(job: Job, name: str, labels: dict, image: str, claim: str | None) -> di
             "completions": tasks,
             "parallelism": tasks,  # all at once: none can begin without the others
             "backoffLimit": job.restarts * tasks,  # a lost pod takes the others with it, and each counts
-            "activeDeadlineSeconds": seconds,
+            "activeDeadlineSeconds": math.ceil(job.resources.limit_seconds),
+            **_success(job),
             "template": {"metadata": {"labels": labels}, "spec": _pod(job, name, image, claim)},
         },
     }
+
+
+def _success(job: Job) -> dict:
+    """Servers may be started again after the last program has returned, and nobody would tell those to leave."""
+    if job.programs == job.tasks:
+        return {}
+    ranks = ",".join(str(rank) for rank, name in enumerate(job.tasks) if name in job.programs)
+    return {"successPolicy": {"rules": [{"succeededIndexes": ranks}]}}
 
 
 def _pod(job: Job, name: str, image: str, claim: str | None) -> dict:
@@ -79,13 +90,13 @@ def _pod(job: Job, name: str, image: str, claim: str | None) -> dict:
             {
                 "name": "task",
                 "image": image,
-                "command": ["sh", "-c", COMMAND],
+                "command": ["python", "-u", "-m", "course_lib.cluster", FOLDER],
                 "env": [{"name": "COURSE_HOSTS", "value": hosts}],
                 "ports": [{"containerPort": port} for port in ports],
                 "resources": _resources(job),
                 "volumeMounts": [
-                    {"name": "job", "mountPath": "/job", "readOnly": True},
-                    {"name": "folder", "mountPath": FOLDER},
+                    {"name": "folder", "mountPath": FOLDER, **({"subPath": name} if claim else {})},
+                    {"name": "job", "mountPath": f"{FOLDER}/job.json", "subPath": "job.json", "readOnly": True},
                 ],
             }
         ],

@@ -78,8 +78,8 @@ def _from_text(name: str) -> Program:
         return program
     try:
         found = getattr(importlib.import_module(place), function, None)
-    except ImportError as error:
-        raise CourseError(f"the program {name!r} cannot be imported ({error}); name a module or a file.py.") from None
+    except Exception as error:  # a module runs its own code
+        raise CourseError(f"the program {name!r} cannot be imported ({type(error).__name__}: {error}); name a module or a file.py.") from None
     if not callable(found):
         raise CourseError(f"the module {place} has no function {function!r}.")
     return Program(function, module=place)

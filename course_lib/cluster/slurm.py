@@ -4,6 +4,7 @@ Writing needs nothing; `submit` needs Slurm's commands. FOLDER must be seen
 from every node, and so must the Python environment.
 """
 
+import json
 import math
 import pickle
 import shlex
@@ -14,22 +15,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from course_lib.cluster.job import Job
+from course_lib.cluster.outcome import Exit, RunFailed, first_cause
 from course_lib.errors import CourseError
 
 SCRIPT = """\
 #!/bin/bash
 {directives}
 
+unset TF_CONFIG  # of the shell that submits this: it would make every task the same one
+export SRUN_CPUS_PER_TASK={cpus}  # srun does not take it from sbatch, since Slurm 22.05
+rm -f {folder}/results/*.pickle {folder}/reports/*/*.jsonl
+
 # One address per task, in the order of ranks, as Slurm itself reaches the nodes.
 export COURSE_HOSTS=$(srun bash -c 'echo "$SLURM_PROCID" "$(scontrol show node "$SLURMD_NODENAME" |
   grep -o "NodeAddr=[^ ]*" | cut -d= -f2)"' | sort -n | cut -d" " -f2 | paste -sd,)
 # Ports of this job alone, also where jobs share a node.
-export COURSE_FIRST_PORT=$((20000 + SLURM_JOB_ID % 100 * 100))
+export COURSE_FIRST_PORT=${{COURSE_FIRST_PORT:-$((20000 + SLURM_JOB_ID % 100 * 100))}}
 
 # A lost task ends the others, because a collective cannot be rejoined; the next attempt goes on from the checkpoint.
 for attempt in $(seq 0 {restarts}); do
-  export COURSE_ATTEMPT=$attempt
-  srun --kill-on-bad-exit=1 --output={folder}/task-%t.log {python} -m course_lib.cluster {folder} && exit 0
+  export COURSE_ATTEMPT=$((SLURM_RESTART_COUNT + attempt))
+  srun --kill-on-bad-exit=1 --open-mode=append --output={folder}/task-%t.log {python} -u -m course_lib.cluster {folder} && exit 0
 done
 exit 1
 """
@@ -49,6 +55,7 @@ def write_batch(job: Job, folder: Path, *, python: str = sys.executable, options
     folder = Path(folder).resolve()
     script = SCRIPT.format(
         directives="\n".join(f"#SBATCH {option}" for option in (*_options(job, folder), *options)),
+        cpus=_cpus(job),
         restarts=job.restarts,
         folder=shlex.quote(str(folder)),
         python=shlex.quote(python),
@@ -66,7 +73,8 @@ def submit(script: Path, *, wait: bool = False) -> int:
     """Hand a script to Slurm; return the job's number.
 
     wait    until the job has ended, well or not
-    Raises  CourseError when Slurm is missing, refuses, or, when waited for, the job failed
+    Raises  CourseError when Slurm is missing or refuses; when waited for and the job failed,
+            RunFailed, with the failing task's traceback if it could tell
     """
     if shutil.which("sbatch") is None:
         raise CourseError("Slurm is not here (no sbatch): copy the folder to a machine of the cluster and run `sbatch batch.sh` there.")
@@ -75,30 +83,54 @@ def submit(script: Path, *, wait: bool = False) -> int:
         raise CourseError(f"Slurm refused the job: {' '.join(done.stderr.split())}")
     number = int(done.stdout.split(";")[0])
     if done.returncode:
-        raise CourseError(f"Slurm's job {number} failed: read {script.parent}/task-0.log and its neighbours.")
+        unknown = f"Slurm's job {number} failed: read batch.log and task-*.log in {script.parent}"
+        raise _failure(script.parent) or RunFailed(unknown, None, (), {})
     return number
 
 
 def read_results(job: Job, folder: Path) -> dict[str, object]:
     """What each program returned, as in `Outcome.results`; only from a folder that you trust, because it is unpickled.
 
-    Raises  CourseError when a task has left no result
+    Raises  RunFailed when a task failed; CourseError when one has left no result
     """
     paths = {name: Path(folder) / "results" / f"{name}.pickle" for name in job.programs}
     if missing := [name for name, path in paths.items() if not path.exists()]:
-        raise CourseError(f"{folder} has no result of {', '.join(missing)}: the job runs still, or its logs there say why it failed.")
+        raise _failure(folder) or CourseError(
+            f"{folder} has no result of {', '.join(missing)}: the job waits, runs, or its batch.log and task-*.log there say why it failed."
+        )
     return {name: pickle.loads(path.read_bytes()) for name, path in paths.items()}
+
+
+def _failure(folder: Path) -> RunFailed | None:
+    """Why the last attempt failed, if its tasks could tell."""
+    told: dict[int, list[Path]] = {}
+    for path in sorted(Path(folder).glob("reports/attempt */*.jsonl"), key=lambda path: path.stat().st_mtime):
+        told.setdefault(int(path.parent.name.split()[1]), []).append(path)
+    attempt = max(told, default=0)
+    lasts = [json.loads(lines[-1]) for path in told.get(attempt, []) if (lines := path.read_text().splitlines())]
+    exits = [
+        Exit(last["task"], attempt, 1, False, error=last["error"], message=last["message"], traceback=last["traceback"])
+        for last in lasts
+        if last["event"] == "failed"
+    ]
+    cause = first_cause(exits)
+    return cause and RunFailed(f"{cause} (all tasks' lines are in {folder}/task-*.log)", cause, exits, {})
+
+
+def _cpus(job: Job) -> int:
+    return job.resources.cpus or 1
 
 
 def _options(job: Job, folder: Path) -> list[str]:
     resources = job.resources
-    cpus = resources.cpus or 1
-    return [
+    options = [
         f"--job-name={job.program.function}",
         f"--output={folder}/batch.log",
         f"--ntasks={len(job.tasks)}",
-        f"--cpus-per-task={cpus}",
-        f"--mem-per-cpu={math.ceil(resources.memory_gib * 1024 / cpus)}M",
+        f"--cpus-per-task={_cpus(job)}",
+        f"--mem-per-cpu={math.ceil(resources.memory_gib * 1024 / _cpus(job))}M",
         *([f"--gpus-per-task={resources.gpus}"] if resources.gpus else []),
-        f"--time={math.ceil(resources.limit_seconds * (1 + job.restarts) / 60)}",
+        f"--time={math.ceil(resources.limit_seconds / 60)}",
+        "--requeue" if job.restarts else "--no-requeue",  # after the loss of a node
     ]
+    return [shlex.quote(option) for option in options]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from course_lib import devices
-from course_lib.cluster.gathering import Gathering
+from course_lib.cluster.gathering import Gathering, listen
 from course_lib.cluster.job import Job
 from course_lib.cluster.place import find_place
 from course_lib.errors import CourseError
@@ -81,16 +81,17 @@ class Task:
 def run_task(folder: Path, environment: dict[str, str]) -> int:
     """Run this process's task; return its exit code."""
     faulthandler.enable()
-    job = Job.from_json((folder / "job.json").read_text())
+    job = _read_job(folder)
     name, addresses = find_place(job, environment)
-    shared = folder / "shared"
-    for path in (shared, folder / "results", folder / "reports"):
+    attempt, shared = int(environment.get("COURSE_ATTEMPT", 0)), folder / "shared"
+    for path in (shared, folder / "results"):
         path.mkdir(exist_ok=True)
     if "COURSE_CHANNEL" in environment:
         channel, leave = _join_supervisor(int(environment["COURSE_CHANNEL"]))
     else:
-        channel, leave = open(folder / "reports" / f"{name}.jsonl", "a"), Gathering(name, addresses, job.programs).leave
-    task = Task(name, addresses, shared, int(environment.get("COURSE_ATTEMPT", 0)), channel)
+        channel, leave = _open_reports(folder, name, attempt), _join_others(job, name, addresses)
+        environment["no_grpc_proxy"] = ",".join(address.rsplit(":", 1)[0] for address in addresses.values())
+    task = Task(name, addresses, shared, attempt, channel)
     environment.update(job.task_environment(name, addresses))
     devices.quieten()
     try:
@@ -106,6 +107,28 @@ def run_task(folder: Path, environment: dict[str, str]) -> int:
     task._tell("returned")
     leave()  # not while another task is in a collective: that would break it
     return 0
+
+
+def _read_job(folder: Path) -> Job:
+    try:
+        return Job.from_json((folder / "job.json").read_text())
+    except OSError as error:
+        raise CourseError(
+            f"{folder / 'job.json'} cannot be read on {socket.gethostname()} ({error.strerror}): every machine must see this folder."
+        ) from None
+
+
+def _open_reports(folder: Path, name: str, attempt: int):
+    reports = folder / "reports" / f"attempt {attempt}"
+    reports.mkdir(parents=True, exist_ok=True)
+    return open(reports / f"{name}.jsonl", "a")
+
+
+def _join_others(job: Job, name: str, addresses: Mapping[str, str]):
+    """A call that waits until all programs have returned."""
+    if name in addresses:
+        listen(int(addresses[name].rsplit(":", 1)[1])).close()  # the framework's own error names no remedy
+    return Gathering(name, addresses, job).leave
 
 
 def _join_supervisor(descriptor: int):
