@@ -167,8 +167,10 @@ def test_servers_get_the_word_to_leave_from_the_chief_wherever_an_operator_lists
 
 def knock(port: int) -> socket.socket:
     """Connect as soon as somebody listens."""
+    deadline = time.monotonic() + 60
     while True:
         try:
             return socket.create_connection((HOST, port))
         except ConnectionRefusedError:
+            assert time.monotonic() < deadline, f"nobody listens at port {port}"
             time.sleep(0.02)

@@ -1,9 +1,9 @@
 """How tasks stay and leave together where no supervisor holds them: under Slurm and on Kubernetes. Standard library only.
 
 A task that leaves while another is in a collective breaks it, and servers never
-leave by themselves. So every task keeps a connection to the first one, tells it
-when its program has returned, and stays until the first one says that all have.
-A connection that ends too early is a lost task, and the others end as well.
+leave by themselves. So every task joins the first one before its program starts,
+tells it when the program has returned, and stays until the first one says that all
+have. A connection that ends too early is a lost task, and the others end as well.
 """
 
 import os
@@ -25,7 +25,7 @@ IDLE_SECONDS = 60  # after which the kernel asks whether the other end lives; cl
 
 
 class Gathering:
-    """One task's part: the first task hosts, the others join.
+    """One task's part: the first task hosts; the others join, and wait here until it listens.
 
     name       this task
     addresses  every task's name to its "host:port"; the gathering has the port after the tasks'
@@ -41,10 +41,11 @@ class Gathering:
         self._guests: dict[str, socket.socket] = {}
         self._returned: set[str] = set()
         self._over = False
-        hosts = name == first
-        act, where = (self._welcome, listen(place[1])) if hosts else (self._join, place)
-        self.leave = self._wait_for_others if hosts else self._wait_for_host
-        threading.Thread(target=act, args=(where,), daemon=True).start()
+        if name == first:
+            self.leave, act, self._socket = self._wait_for_others, self._welcome, listen(place[1])
+        else:
+            self.leave, act, self._socket = self._wait_for_host, self._hear, _join(place, name)
+        threading.Thread(target=act, daemon=True).start()
 
     def _wait_for_others(self) -> None:
         """Wait until every program has returned, and let all tasks leave."""
@@ -58,14 +59,14 @@ class Gathering:
 
     def _wait_for_host(self) -> None:
         """Tell that this task's program has returned, and wait for the others."""
+        with suppress(OSError):  # `_hear` sees the loss
+            _say(self._socket, RETURNED)
         with self._changed:
-            self._returned.add(self._name)
-            self._changed.notify_all()
             self._changed.wait_for(lambda: self._over)
 
-    def _welcome(self, server: socket.socket) -> None:
+    def _welcome(self) -> None:
         while True:
-            guest, _ = server.accept()
+            guest, _ = self._socket.accept()
             threading.Thread(target=self._follow, args=(guest,), daemon=True).start()
 
     def _follow(self, guest: socket.socket) -> None:
@@ -87,25 +88,9 @@ class Gathering:
             elif not self._over and not _rejoins(name, self._job):
                 _end(f"{name} was lost, so {self._name} ends as well")
 
-    def _join(self, place: tuple[str, int]) -> None:
-        while True:
-            try:
-                host = socket.create_connection(place, KNOCK_TIMEOUT_SECONDS)
-                break
-            except OSError:
-                time.sleep(KNOCK_SECONDS)  # nothing tells when another machine's process listens
-        host.settimeout(None)
-        _keep_alive(host)
-        threading.Thread(target=self._hear, args=(host,), daemon=True).start()
-        with suppress(OSError):  # `_hear` sees the loss
-            _say(host, self._name)
-            with self._changed:
-                self._changed.wait_for(lambda: self._returned)
-            _say(host, RETURNED)
-
-    def _hear(self, host: socket.socket) -> None:
+    def _hear(self) -> None:
         """Wait for the word to leave, or for the loss of the first task."""
-        if next(_lines(host), "") != GO:
+        if next(_lines(self._socket), "") != GO:
             _end(f"{self._job.tasks[0]} was lost, so {self._name} ends as well")
         if self._name not in self._job.programs:
             os._exit(0)  # a server has nothing to return
@@ -126,6 +111,21 @@ def listen(port: int) -> socket.socket:
             f"port {port} of {socket.gethostname()} cannot be used ({os.strerror(error.errno)}): "
             f"set COURSE_FIRST_PORT to the first of a row of free ports, one per task and one more."
         ) from None
+
+
+def _join(place: tuple[str, int], name: str) -> socket.socket:
+    """The connection to the first task, once it listens."""
+    while True:
+        try:
+            host = socket.create_connection(place, KNOCK_TIMEOUT_SECONDS)
+            break
+        except OSError:
+            time.sleep(KNOCK_SECONDS)  # nothing tells when another machine's process listens
+    host.settimeout(None)
+    _keep_alive(host)
+    with suppress(OSError):  # whoever hears it sees the loss
+        _say(host, name)
+    return host
 
 
 def _rejoins(name: str, job: Job) -> bool:
