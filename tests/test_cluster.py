@@ -252,6 +252,20 @@ def test_the_environment_is_the_jobs_and_not_a_foreign_clusters(monkeypatch):
     assert run(other, framework="jax").results["worker 1"] == (None, "1", "jax")
 
 
+@pytest.mark.parametrize("here, gpus, seen", [(None, 0, ["", ""]), (None, 2, ["0,1", "2,3"]), ("5,7", 1, ["5", "7"]), ("5,7", 0, ["", ""])])
+def test_a_task_sees_its_own_gpus_alone(monkeypatch, here, gpus, seen):
+    def program(task):
+        import os
+
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if here:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", here)
+    described = cluster.Job(program, resources=cluster.Resources(gpus=gpus, memory_gib=0.05))
+    assert list(cluster.run(described, show=None).results.values()) == seen
+
+
 # How a failure is told
 
 
@@ -675,6 +689,19 @@ def test_one_killed_and_the_other_returned_ends_the_run():
         running.wait_exit("worker 1")
         Path(folder, "go").touch()
         with pytest.raises(cluster.RunFailed, match="^worker 1 was killed, and no task is left to wait for; last reports"):
+            running.outcome()
+
+
+def test_a_kill_after_the_last_restart_ends_the_run():
+    def program(task):
+        task.report(attempt=task.attempt)
+        __import__("threading").Event().wait()
+
+    with start(program, restarts=1) as running:
+        for attempt in (0, 1):
+            running.wait_report("worker 0", attempt=attempt)
+            running.kill("worker 1")
+        with pytest.raises(cluster.RunFailed, match=r"^worker 1 was killed; last reports: .* \(after 1 of 1 restarts\)$"):
             running.outcome()
 
 

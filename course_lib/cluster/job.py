@@ -20,7 +20,7 @@ class Resources:
     """What each task may use, and how long.
 
     cpus           cores per task; None leaves it to the system
-    gpus           GPUs per task
+    gpus           GPUs per task; it sees no others
     memory_gib     what a task is expected to hold at its peak
     limit_seconds  the whole run ends after this long
     task_seconds   a task, from its start, ends after this long; None is the whole run's

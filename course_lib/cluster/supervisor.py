@@ -158,9 +158,9 @@ class Supervisor:
 
     def environment(self, name: str, attempt: int, channel: int) -> dict[str, str]:
         environment = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
-        if gpus := self.job.resources.gpus:
-            first = self.job.tasks.index(name) * gpus
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(first, first + gpus)))
+        gpus, first = self.job.resources.gpus, self.job.tasks.index(name) * self.job.resources.gpus
+        ours = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(first + gpus)))).split(",")
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(ours[first : first + gpus])  # none: a framework would take them all
         hosts = {address.rsplit(":", 1)[0] for address in self.addresses.values()}
         environment["no_grpc_proxy"] = ",".join(sorted(hosts))  # a proxy for the web does not know this machine's tasks
         return {
@@ -213,16 +213,16 @@ class Supervisor:
                 await self.heard()
 
     async def after_end(self, task: TaskProcess) -> None:
-        """Recover from a loss while the job allows it; otherwise a loss that nobody asked for ends the run."""
+        """Recover from a loss while the job allows it; a job that allows none outlives what it was asked to kill."""
         if task.replaced:
             return
         if not task.returned and self.restarts < self.job.restarts:
             await self.recover(task)
-        elif task.wanted:
+        elif task.returned or (task.wanted and not self.job.restarts):
             self.say("gone", task=task.name, attempt=task.attempt)  # nothing but a command starts it again
         else:
             await self.cause(task)
-            self.finish("failed", f"{task.name} failed")
+            self.finish("failed", f"{task.name} {'was killed' if task.wanted else 'failed'}")
 
     async def recover(self, task: TaskProcess) -> None:
         async with self.changing:
