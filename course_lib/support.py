@@ -41,8 +41,8 @@ REMEDIES = {
     "asynchronous_step": "course_lib.parameter_server",
     "count_every_update": "course_lib.parameter_server",
     "synchronized=True": "an argument of BatchNormalization",
-    "AgreeingLossScale": "tests/support_features.py",
-    "SeveralSteps": "tests/support_features.py",
+    "AgreeingLossScale": "course_lib.training",
+    "SeveralSteps": "course_lib.training",
 }
 NOT_RUN = "TPUStrategy: not run here, it needs a TPU with TensorFlow."
 

@@ -1,7 +1,8 @@
 """Training steps: one device as the reference, and replicas that must equal it.
 
 Needs TensorFlow; taught in notebooks/02 and 03. A step minimises the mean loss over
-the global batch, whatever number of replicas the batch is divided over.
+the global batch, whatever number of replicas the batch is divided over. The
+classes mend what Keras 3 gets wrong under a strategy; course_lib/support.py says where.
 """
 
 from collections.abc import Callable, Sequence
@@ -123,6 +124,56 @@ class MultiWorkerFit:
 
     def test_step(self, data):
         return _as_vectors(super().test_step(data))
+
+
+class SeveralSteps:
+    """Mix into a `keras.Model` so that `fit` under a strategy takes `steps_per_execution`.
+
+    Keras 3 puts the loop over the steps inside `strategy.run`, where it fails
+    ("must feed a value for placeholder", keras issue 23085). Here the loop is
+    outside, and each of its steps is a `strategy.run` of its own.
+
+        class Model(training.SeveralSteps, keras.Model): pass
+    """
+
+    def make_train_function(self, force=False):
+        if self.train_function is not None and not force:
+            return
+        strategy = self.distribute_strategy
+
+        def one(batch):
+            logs = strategy.run(self.train_step, args=(batch,))
+            return {name: strategy.reduce("MEAN", value, axis=None) for name, value in logs.items()}
+
+        @tf.function(reduce_retracing=True)
+        def several(iterator):
+            logs = one(next(iterator))
+            for _ in tf.range(self.steps_per_execution - 1):
+                batch = iterator.get_next_as_optional()
+                if not batch.has_value():
+                    break
+                logs = one(batch.get_value())
+            return logs
+
+        def until_the_end(iterator):
+            try:
+                return several(iterator)
+            except tf.errors.OutOfRangeError:
+                raise StopIteration from None
+
+        self.train_function = until_the_end
+
+
+class AgreeingLossScale(keras.optimizers.LossScaleOptimizer):
+    """A loss scale under a strategy: as soon as one replica's gradients overflow, all replicas skip the step.
+
+    Keras 3 asks one replica, before the gradients are summed (keras pull 18691).
+    An overflow on another one then poisons the weights, or the workers part ways and hang.
+    """
+
+    def check_finite(self, grads):
+        bad = tf.cast(tf.logical_not(super().check_finite(grads)), tf.float32)
+        return tf.equal(sum_over_replicas(bad), 0.0)
 
 
 class ResumePoint:

@@ -29,49 +29,10 @@ mean_loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 per_example_loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
 
-class AgreeingLossScale(keras.optimizers.LossScaleOptimizer):
-    """A loss scale that skips a step on all replicas as soon as one of them overflowed."""
-
-    def check_finite(self, grads):
-        bad = tf.cast(tf.logical_not(super().check_finite(grads)), tf.float32)
-        return tf.equal(training.sum_over_replicas(bad), 0.0)
-
-
-class SeveralSteps:
-    """`steps_per_execution` under a strategy: the loop over steps outside `strategy.run`, not inside it."""
-
-    def make_train_function(self, force=False):
-        if self.train_function is not None and not force:
-            return
-        strategy = self.distribute_strategy
-
-        def one(batch):
-            logs = strategy.run(self.train_step, args=(batch,))
-            return {name: strategy.reduce("MEAN", value, axis=None) for name, value in logs.items()}
-
-        @tf.function(reduce_retracing=True)
-        def several(iterator):
-            logs = one(next(iterator))
-            for _ in tf.range(self.steps_per_execution - 1):
-                batch = iterator.get_next_as_optional()
-                if not batch.has_value():
-                    break
-                logs = one(batch.get_value())
-            return logs
-
-        def until_the_end(iterator):
-            try:
-                return several(iterator)
-            except tf.errors.OutOfRangeError:
-                raise StopIteration from None
-
-        self.train_function = until_the_end
-
-
 MIXINS = {
     "MultiWorkerFit": training.MultiWorkerFit,
     "ExactPartialBatches": training.ExactPartialBatches,
-    "SeveralSteps": SeveralSteps,
+    "SeveralSteps": training.SeveralSteps,
 }
 
 
@@ -112,7 +73,7 @@ class Setting:
         return keras.optimizers.SGD(0.1, momentum=0.9, **options)
 
     def loss_scale(self):
-        wrapper = AgreeingLossScale if "AgreeingLossScale" in self.remedies else keras.optimizers.LossScaleOptimizer
+        wrapper = training.AgreeingLossScale if "AgreeingLossScale" in self.remedies else keras.optimizers.LossScaleOptimizer
         return wrapper(self.optimizer())
 
     def model(self, batch_norm=False, dtype="float32"):
