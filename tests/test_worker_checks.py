@@ -32,9 +32,23 @@ def hangs(task):
     threading.Event().wait()
 
 
-def stopped(program) -> dict:
+def killed_once(task):
+    import threading
+
+    task.report(ready=True)
+    if task.attempt == 0:
+        threading.Event().wait()
+    return {"attempt": task.attempt}
+
+
+def kill_worker_1(running):
+    running.wait_report("worker 1", ready=True)
+    running.kill("worker 1")
+
+
+def stopped(program, *disturb) -> dict:
     def probe(names, seed):
-        return workers.run(workers.job(names["program"]), "make_job")
+        return workers.run(workers.job(names["program"]), "make_job", *disturb)
 
     return ask(probe, ("program",), {"program": program}, 0)["stopped"]
 
@@ -58,6 +72,19 @@ def test_a_program_that_never_ends_is_stopped_and_leaves_no_process(monkeypatch)
     monkeypatch.setattr(workers, "LIMIT_SECONDS", 5)
     before = set(psutil.Process().children(recursive=True))  # other tests' helpers
     told = stopped(hangs)
+    assert told["kind"] == "raised" and "5 s" in told["line"] and "\n" not in told["line"]
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_a_check_may_kill_a_task_of_the_running_cluster():
+    outcome = workers.run(workers.job(killed_once, restarts=1), "make_job", kill_worker_1)
+    assert outcome.restarts == 1 and outcome.results["worker 1"] == {"attempt": 1}
+
+
+def test_a_kill_whose_moment_never_comes_is_stopped_and_leaves_no_process(monkeypatch):
+    monkeypatch.setattr(workers, "LIMIT_SECONDS", 5)
+    before = set(psutil.Process().children(recursive=True))
+    told = stopped(hangs, kill_worker_1)
     assert told["kind"] == "raised" and "5 s" in told["line"] and "\n" not in told["line"]
     assert set(psutil.Process().children(recursive=True)) <= before
 

@@ -14,6 +14,7 @@ MODULES = {
     "01_one_device": "ex01",
     "02_data_parallelism": "ex02",
     "03_multi_worker": "ex03",
+    "04_parameter_server": "ex04",
 }
 
 

@@ -5,6 +5,7 @@ The processes end, and their folder goes, whatever the program does.
 
 import dataclasses
 import re
+from collections.abc import Callable
 
 from course_lib import cluster
 from course_lib.errors import CourseError
@@ -13,11 +14,12 @@ from course_lib.grading.asking import WRITE_HERE, Stopped, in_one_line
 LIMIT_SECONDS = 200  # some 15 s on two quiet cores, a restart included; the rest is for busy ones
 
 
-def run(job: object, name: str) -> cluster.Outcome:
+def run(job: object, name: str, disturb: Callable[[cluster.Cluster], None] = lambda running: None) -> cluster.Outcome:
     """The outcome of a learner's job, on CPUs, so that any machine gives the same answer.
 
-    name    what a verdict calls the job's maker, e.g. "make_job"
-    Raises  Stopped when the job is none, or its program is blank, raises, or runs past the limit
+    name     what a verdict calls the job's maker, e.g. "make_job"
+    disturb  what happens to the running cluster, such as a kill
+    Raises   Stopped when the job is none, or its program is blank, raises, or runs past the limit
     """
     if not isinstance(job, cluster.Job):
         line = f"{name} returns a {type(job).__name__}, and a cluster.Job is expected"
@@ -27,7 +29,9 @@ def run(job: object, name: str) -> cluster.Outcome:
     limits = dataclasses.replace(job.resources, limit_seconds=LIMIT_SECONDS)
     environment = {**job.environment, "CUDA_VISIBLE_DEVICES": "-1"}  # workers cannot share one GPU in a collective
     try:
-        outcome = cluster.run(dataclasses.replace(job, resources=limits, environment=environment), show=None)
+        with cluster.start(dataclasses.replace(job, resources=limits, environment=environment), show=None) as running:
+            disturb(running)
+            outcome = running.outcome()
     except cluster.RunFailed as failed:
         raise _as_stopped(failed, job.program.file) from None
     except CourseError as error:
