@@ -18,8 +18,9 @@ help:
 lab: setup
 	@$(BIN)/course lab
 
+# A file's tests stay together: a notebook's cells need their kernel, in order.
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 exercises: setup
 	$(BIN)/course new-exercises

@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+import os
 
 import pytest
 
@@ -9,6 +10,13 @@ from course_lib import devices
 
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
 devices.simulate(4, "tensorflow" if HAS_TENSORFLOW else "jax")
+
+
+def pytest_collection_modifyitems(items):
+    """What takes minutes runs where CI is set: `CI=true pytest -m slow`."""
+    for item in items:
+        if "slow" in item.keywords and os.environ.get("CI") != "true":
+            item.add_marker(pytest.mark.skip(reason="slow: run by .ci/run"))
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """Every exercise of the bank: solution, blank, mistakes, seeds, generated files."""
 
 import linecache
-import os
 import re
 from pathlib import Path
 
@@ -31,10 +30,9 @@ def cases(rows, seeds=False) -> list:
 
     `make test` meets them too: nbval runs each solution notebook with its checks.
     """
-    slow = pytest.mark.skipif(not os.environ.get("CI"), reason="slow: run by .ci/run")
     made = []
     for row in rows:
-        marks = (slow,) if row[1].starts_processes else ()
+        marks = (pytest.mark.slow,) if row[1].starts_processes else ()
         for seed in (SEEDS_OF_PROCESSES if marks else SEEDS) if seeds else (None,):
             values, suffix = (row, "") if seed is None else ((*row, seed), f"-{seed}")
             made.append(pytest.param(*values, marks=marks, id=named(*row) + suffix))

@@ -13,7 +13,6 @@ import argparse
 import dataclasses
 import importlib.metadata
 import math
-import os
 import re
 import sys
 import textwrap
@@ -252,7 +251,7 @@ def stored_for_installed() -> support.Stack | None:
     return next((stack for stack in support.read().stacks if stack.versions == versions()), None)
 
 
-@pytest.mark.skipif(os.environ.get("CI") != "true", reason="slow: run by .ci/run")
+@pytest.mark.slow
 def test_the_installed_stack_behaves_as_lesson_03_says():
     stored = stored_for_installed()
     assert stored, f"no stored table for {versions()}: run tests/test_support_matrix.py --write newest"
