@@ -89,8 +89,8 @@ def step_seconds(workers: int, chosen: argparse.Namespace) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5, help="of each measurement, in turns")
-    parser.add_argument("--local-batch", type=int, default=256, help="rows per worker and step")
-    parser.add_argument("--steps", type=int, default=30, help="measured steps of a run")
+    parser.add_argument("--local-batch", type=int, default=1024, help="rows per worker and step")
+    parser.add_argument("--steps", type=int, default=15, help="measured steps of a run")
     chosen = parser.parse_args()
     starts = [(cluster_seconds(), process_seconds()) for _ in range(chosen.repeats)]
     together, alone = map(statistics.median, zip(*starts))
