@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SUPPORTED = ("3.13", "3.12", "3.11")  # the Pythons for which TensorFlow publishes builds
-NEEDED_BYTES = 4 * 2**30  # the newest stack takes 3.3 GiB, measured
+NEEDED_BYTES = 4 * 2**30  # the newest stack takes 3.7 GiB, measured
 SPARE_BYTES = 2**29  # what a repair may need beside what is there
 
 # What TensorFlow, JAX and gRPC print in C++ as they start never passes Python, so
@@ -99,8 +99,8 @@ def set_up(venv: Path, lock: Path, wanted=None) -> None:
     stamp = venv / ".set-up"
     if _reads(stamp, _fingerprint(venv, lock)) and _version_of(venv, wanted):
         return
-    packages = sum(1 for line in lock.read_text().splitlines() if line)
-    print("Set-up of %s: %d packages of %s, once. About two minutes." % (venv.name, packages, lock.name))
+    count = sum(1 for line in lock.read_text().splitlines() if line)
+    print("Set-up of %s: %d packages of %s, once. About two minutes." % (venv.name, count, lock.name))
     began = time.time()
     _require_writable(venv)
     require_disk(venv)
@@ -112,7 +112,8 @@ def set_up(venv: Path, lock: Path, wanted=None) -> None:
     quiet_pip = [python, "-I", "-m", "pip", "install", "-q", "--disable-pip-version-check", "--retries", "2"]
     _step("2/5 uv, the installer", quiet_pip + ["uv"], log)
     index = _index_options(python)
-    _step("3/5 packages", [uv, "pip", "sync", "--python", python] + index + [lock], log)
+    packages = [uv, "pip", "sync", "--compile-bytecode", "--python", python] + index + [lock]
+    _step("3/5 packages", packages, log)
     itself = ["--no-deps", "--editable", ROOT]
     _step("4/5 the course itself", [uv, "pip", "install", "--python", python] + index + itself, log)
     kernel = [python, "-m", "ipykernel", "install", "--sys-prefix", "--name", "python3"]

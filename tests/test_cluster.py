@@ -892,17 +892,15 @@ def test_nothing_is_left_when_the_parent_is_killed(root, number):
 @needs_linux
 def test_nothing_is_left_when_the_parent_is_killed_and_its_fork_holds_the_pipes_while_a_task_is_paused_and_others_talk(root):
     then = """
-        if os.fork() == 0:
-            print(os.getpid(), flush=True)
+        if (child := os.fork()) == 0:
             threading.Event().wait()
         running.pause("worker 0")
         running.pause("worker 1")
-        print("paused", flush=True)
+        print(child, flush=True)
         threading.Event().wait()
     """
     process, *rest = parent(root, then)
-    said = {process.stdout.readline().strip() for _ in range(2)} - {"paused"}
-    fork = psutil.Process(int(said.pop()))
+    fork = psutil.Process(int(process.stdout.readline()))
     try:
         process.kill()
         await_end_and_nothing_left(root, process, *rest)
@@ -915,8 +913,7 @@ def test_nothing_is_left_when_the_parent_is_killed_and_its_fork_holds_the_pipes_
 def test_a_fork_that_reads_nothing_does_not_stop_the_clean_up_of_chatty_tasks(root):
     """The pipe of events is full when the parent dies, and nobody will ever read it."""
     then = """
-        if os.fork() == 0:
-            print(os.getpid(), flush=True)
+        if (one := os.fork()) == 0:
             threading.Event().wait()
 
         def talks(task):
@@ -924,16 +921,14 @@ def test_a_fork_that_reads_nothing_does_not_stop_the_clean_up_of_chatty_tasks(ro
                 print("x" * 1000)
 
         second = cluster.start(cluster.Job(talks, workers=1, resources=cluster.Resources(memory_gib=0.05)), show=None)
-        if os.fork() == 0:
-            print(os.getpid(), flush=True)
+        if (other := os.fork()) == 0:
             threading.Event().wait()
         second.wait_line("worker 0", "x")
-        print("talking", flush=True)
+        print(one, other, flush=True)
         threading.Event().wait()
     """
     process, *rest = parent(root, then)
-    said = {process.stdout.readline().strip() for _ in range(3)} - {"talking"}
-    forks = [psutil.Process(int(pid)) for pid in said]
+    forks = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
     try:
         process.send_signal(signal.SIGSTOP)  # no longer reads
         time.sleep(0.5)  # lets the pipe fill; a pipe that is not full makes the test easier, not wrong

@@ -1,6 +1,7 @@
 """pyproject.toml, the locks, the Makefile and environment.yml say the same thing."""
 
 import importlib.metadata
+import importlib.util
 import re
 import subprocess
 import sys
@@ -177,3 +178,9 @@ def test_the_base_install_resolves_to_nothing_under_a_lock(lock):
     uv = [Path(sys.prefix) / "bin" / "uv", "pip", "compile", "--quiet", "--offline", "--no-header"]
     command = [*uv, "pyproject.toml", "--constraint", lock]
     assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip() == ""
+
+
+def test_packages_are_compiled_once_at_the_set_up():
+    """Where PYTHONDONTWRITEBYTECODE is set, each of a cluster's processes compiled all of TensorFlow: 10 s instead of 4."""
+    source = importlib.util.find_spec("keras").origin
+    assert Path(importlib.util.cache_from_source(source)).exists()
