@@ -108,6 +108,27 @@ def run_notebooks(arguments: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
+def badges(arguments: argparse.Namespace) -> int:
+    """Point the Colab badges, and what Colab installs, at your fork on GitHub."""
+    from course_lib.badges import point_at
+
+    changed = point_at(arguments.repo, _checkout())
+    for pointed in changed:
+        print(pointed)
+    print(f"{len(changed)} files changed" if changed else f"all files name {arguments.repo} already")
+    return 0
+
+
+def colab(arguments: argparse.Namespace) -> int:
+    """Write one self-contained notebook for Colab, with this package inside."""
+    from course_lib.colab import write
+
+    out = arguments.out or Path(f"{arguments.notebook.stem}_colab.ipynb")
+    write(arguments.notebook, out, _checkout())
+    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB; in Colab, File > Upload notebook opens it")
+    return 0
+
+
 def _say(answer, as_json: bool) -> None:
     print(json.dumps(answer.as_dict(), indent=2) if as_json else answer)
 
@@ -185,8 +206,18 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("notebook", nargs="*", type=Path, help="files; all lessons and solutions by default")
     added.add_argument("--check", action="store_true", help="store nothing, print time and peak memory only")
 
-    # Its subcommands import no framework, so that --help stays quick.
+    added = command("badges", badges, "course badges --repo jane/course")
+    added.add_argument("--repo", required=True, metavar="OWNER/NAME", help="the repository on GitHub to open and install")
+
+    added = command("colab", colab, "course colab notebooks/02_data_parallelism.ipynb --out 02.ipynb")
+    added.add_argument("notebook", type=Path, metavar="NOTEBOOK", help="a lesson's or an exercise's file")
+    added.add_argument("--out", type=Path, metavar="FILE", help="the file to write; NAME_colab.ipynb here by default")
+
+    # These two import no framework, so that --help stays quick.
     from course_lib.cluster.command import add_commands
+    from course_lib.tpu.command import EXAMPLE, add_arguments, compile_model
+
+    add_arguments(command("compile", compile_model, EXAMPLE))
 
     text = "Run a distributed job on this machine, or write it for Slurm or Kubernetes."
     add_commands(commands.add_parser("cluster", help=text, description=text))

@@ -36,6 +36,8 @@ NEEDS = {
     "02_data_parallelism": Need("tensorflow", replicas=4),
     "03_multi_worker": Need("tensorflow", replicas=1, packages=(*Need.packages, "psutil", "tf_keras", "jax")),
     "04_parameter_server": Need("tensorflow", replicas=1),
+    "05_tpu": Need("jax", replicas=8, packages=("keras", "psutil", "scikit-learn", "matplotlib")),
+    "07_tensor_parallelism_and_sharding": Need("jax", replicas=8, packages=("keras", "psutil", "matplotlib")),
 }
 PROFILE_VIEWER = "tensorboard-plugin-profile"
 NEEDED_MEMORY_BYTES = 3 * GIB  # no lesson holds more at its peak
@@ -61,7 +63,7 @@ class Outlook:
 
     def __str__(self) -> str:
         state = "ready" if self.ready else f"missing {', '.join(self.missing)}: {self.remedy}"
-        return f"{self.lesson:20} {self.backend:42} {state}"
+        return f"{self.lesson:36} {self.backend:42} {state}"
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,15 @@ the strategy, the number of replicas or what else the program has drawn. (The
 TensorFlow and JAX backends draw different numbers from one seed.)
 """
 
+import itertools
+from collections.abc import Callable
+
 import keras
 
 from course_lib.errors import CourseError
 
 BATCH_NORMS = (None, "local", "synchronized")
+BLOCK_KERNELS = 6  # query, key, value and output of the attention, and two of the feed-forward layer
 
 
 def mlp(input_shape: tuple[int, ...], classes: int, width: int = 128, *, seed: int = 0) -> keras.Model:
@@ -73,7 +77,7 @@ def cnn(
 
 
 def transformer(
-    vocabulary: int, sequence_length: int, *, layers: int = 2, width: int = 64, heads: int = 4, seed: int = 0
+    vocabulary: int, sequence_length: int, *, layers: int = 2, width: int = 64, heads: int = 4, repeat: Callable | None = None, seed: int = 0
 ) -> keras.Model:
     """A small causal language model: each position predicts the next token and sees none after itself.
 
@@ -83,6 +87,8 @@ def transformer(
     sequence_length  tokens of one example, s
     layers           blocks of attention and a feed-forward layer of 4 * width units
     width            h; heads must divide it
+    repeat           None writes the blocks out; otherwise repeat(make_block, times, name=...)
+                     gives one layer for all of them, such as tpu.repeated.Repeated
     Returns          tokens (b, s) int32 -> logits (b, s, V)
     Raises           CourseError when heads does not divide width
     """
@@ -93,8 +99,16 @@ def transformer(
     positions = keras.ops.cumsum(keras.ops.ones_like(tokens), axis=1) - 1
     x = _embedding(vocabulary, width, draw, "token_embedding")(tokens)
     x = x + _embedding(sequence_length, width, draw, "position_embedding")(positions)
-    for block in range(1, layers + 1):
-        x = _block(x, width, heads, draw, f"block{block}")
+    seeds, kind = [list(itertools.islice(draw, BLOCK_KERNELS)) for _ in range(layers)], x.dtype
+
+    def make_block(number: int) -> keras.Model:
+        one = keras.Input((sequence_length, width), dtype=kind, name="block_input")
+        return keras.Model(one, _block(one, width, heads, iter(seeds[number]), "block"), name="block")
+
+    if repeat is not None:
+        x = repeat(make_block, layers, name="blocks")(x)
+    for number, own in enumerate(seeds if repeat is None else [], 1):
+        x = _block(x, width, heads, iter(own), f"block{number}")
     x = keras.layers.LayerNormalization(name="final_norm")(x)
     return keras.Model(tokens, _dense(vocabulary, draw, "logits")(x), name="transformer")
 

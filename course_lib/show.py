@@ -111,6 +111,29 @@ def messages(networks: Mapping[str, object], caption: str) -> Figure:
     return Figure(canvas, caption)
 
 
+def shards(arrays: Mapping[str, object], caption: str) -> Figure:
+    """Which devices hold which block of each matrix, read from the matrix's own shards.
+
+    arrays  title to a JAX array (rows, columns). A colour is the block's first device;
+            a block that several devices hold names them all
+    """
+    canvas = Canvas(figsize=(2.7 * len(arrays), 2.6), layout="constrained")
+    for axes, (title, array) in zip(canvas.subplots(1, len(arrays), squeeze=False)[0], arrays.items()):
+        holders: dict[tuple, list[int]] = {}
+        for shard in array.addressable_shards:
+            (top, bottom, _), (left, right, _) = (part.indices(length) for part, length in zip(shard.index, array.shape))
+            holders.setdefault((top, bottom, left, right), []).append(shard.device.id)
+        for (top, bottom, left, right), devices in holders.items():
+            colour = COLOURS[devices[0] % len(COLOURS)]
+            axes.bar(left, bottom - top, right - left, top, align="edge", color=colour, alpha=0.45, edgecolor="white", linewidth=2)
+            named = "\n".join(map(str, devices)) if right - left < bottom - top else ", ".join(map(str, devices))
+            axes.text((left + right) / 2, (top + bottom) / 2, named, ha="center", va="center")
+        axes.set(title=title, xlim=(0, array.shape[1]), ylim=(array.shape[0], 0), xticks=[], yticks=[])
+        axes.set(xlabel=f"{array.shape[1]} columns", ylabel=f"{array.shape[0]} rows")
+        axes.spines[:].set_visible(False)
+    return Figure(canvas, caption)
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A table in plain text: the first column to the left, the others to the right."""
     cells = [[str(cell) for cell in row] for row in (headers, *rows)]

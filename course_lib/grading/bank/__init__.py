@@ -15,6 +15,8 @@ MODULES = {
     "02_data_parallelism": "ex02",
     "03_multi_worker": "ex03",
     "04_parameter_server": "ex04",
+    "05_tpu": "ex05",
+    "07_tensor_parallelism_and_sharding": "ex07",
 }
 
 

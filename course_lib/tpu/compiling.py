@@ -1,0 +1,190 @@
+"""Compile a Keras train step for TPUs that are not there; taught in notebooks/05. Standard library only.
+
+libtpu holds the real TPU compiler, and runs on any Linux x86-64 machine. The
+compiling itself happens in a process of its own, see worker.py.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from course_lib.cluster.program import Program
+from course_lib.errors import CourseError
+from course_lib.tpu.report import Report
+from course_lib.tpu.request import MODELS, Request, checked, named_model
+
+STORED = Path(__file__).with_name("stored.json")  # written by `course compile ... --store`
+# A fresh JAX on the CPU alone, which does not look for a TPU nor for the cloud's metadata, beside any other libtpu.
+SETTINGS = {
+    "KERAS_BACKEND": "jax",
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+START = (
+    "import json, os, sys; sys.path[:] = json.loads(sys.stdin.readline()); "
+    "sys.stdout = os.fdopen(os.dup(1), 'w'); os.dup2(2, 1); from course_lib.tpu.worker import main; main()"
+)
+
+
+class NoCompiler(CourseError):
+    """This machine has no TPU compiler."""
+
+
+class StepFailed(CourseError):
+    """The step could not be compiled: the model's own code raised, or the compiler ended.
+
+    traceback  of the process that compiled
+    """
+
+    def __init__(self, request: Request, traceback: str):
+        super().__init__(f"{request.model_name} cannot be compiled for {request.topology}: {_telling_line(traceback)}")
+        self.traceback = traceback
+
+
+def compile_step(
+    model,
+    topology: str,
+    batch: int,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    layout: str = "data",
+    shards: Mapping[str, tuple] | None = None,
+    precision: str = "float32",
+    optimizer="adam",
+    loss="sparse_categorical_crossentropy",
+    remat: bool = False,
+    accumulation: int = 1,
+    arguments: Mapping[str, object] | None = None,
+    show: Callable[[str], None] | None = None,
+) -> Report:
+    """Compile a train step for a TPU slice; nothing of the model is ever allocated.
+
+    model      "cnn", "mlp" or "transformer" of models.py, with `arguments` for
+               their sizes; a function of these `arguments` that makes a built
+               keras.Model, as cluster.Job takes its program; or a keras.Model
+    topology   such as "v5e:2x4"; see chips.names()
+    batch      rows of the global batch
+    mesh       axis name to devices; {"data": all of them} by default. The batch is split over "data"
+    layout     "data", or "fsdp" to split parameters and optimizer state over the data axis too
+    shards     patterns of variable paths to a mesh axis per dimension, as a LayoutMap has them
+    optimizer, loss  a name, or Keras' object
+    remat      compute inner results anew in the backward pass: of each block of
+               `transformer`, elsewhere of each layer
+    accumulation  micro-batches that share one update
+    show       gets a line at each stage
+    Returns    a Report; where libtpu is missing, the one that is stored for the same request
+    Raises     NoCompiler where libtpu is missing and nothing is stored; CourseError for
+               a mistake in the request
+    """
+    request = Request(
+        _as_data(model, arguments or {}), topology, batch, dict(mesh or {}), layout,
+        {key: list(axes) for key, axes in (shards or {}).items()}, precision, _serialized(optimizer, "optimizers"),
+        _serialized(loss, "losses"), remat, accumulation,
+    )  # fmt: skip
+    return compile_request(request, show)
+
+
+def compile_request(request: Request, show: Callable[[str], None] | None = None) -> Report:
+    """As `compile_step`, for a request that is made already."""
+    request, show = checked(request), show or (lambda words: None)
+    try:
+        require_compiler()
+    except NoCompiler as missing:
+        same = [report for report in stored() if report.request == request]
+        if not same:
+            raise
+        show(str(missing))
+        return same[0]
+    return Report.of(_run(request, show))
+
+
+def require_compiler() -> None:
+    """Raise NoCompiler, with the reason, where libtpu is not installed."""
+    if importlib.util.find_spec("libtpu") and importlib.util.find_spec("jax"):
+        return
+    system, machine = platform.system(), platform.machine()
+    if (system, machine) != ("Linux", "x86_64"):
+        why = f"libtpu, the TPU compiler, has no build for {system} {machine}, only for Linux x86_64"
+    else:
+        version = f"=={importlib.metadata.version('jax')}" if importlib.util.find_spec("jax") else ""
+        why = f"libtpu, the TPU compiler, is not installed: pip install 'jax[tpu]{version}'"
+    raise NoCompiler(f"{why}. tpu.stored() has {len(stored())} results from another machine; devices.simulate(8, 'jax') runs such steps.")
+
+
+def stored() -> list[Report]:
+    """Reports that were made elsewhere, for machines without the compiler."""
+    rows = json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else []
+    return [replace(Report.of(row), stored=True) for row in rows]
+
+
+def store(report: Report) -> None:
+    """Keep a report for `stored`, in place of the one for the same request."""
+    kept = [other for other in stored() if other.request != report.request]
+    rows = [replace(each, stored=False).as_dict() for each in (*kept, report)]
+    STORED.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+def _run(request: Request, show: Callable[[str], None]) -> dict:
+    """The worker's report, as it answers; libtpu's log lines go to a file that nobody sees."""
+    show("starting Keras on JAX")
+    command = ["env", *(f"{name}={value}" for name, value in SETTINGS.items()), sys.executable, "-c", START]
+    with tempfile.TemporaryFile("w+") as log:
+        worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+        try:
+            worker.stdin.write(f"{json.dumps(sys.path)}\n{json.dumps(request.as_dict())}\n")
+            worker.stdin.close()
+            for line in worker.stdout:
+                answer = json.loads(line)
+                if "report" in answer:
+                    return answer["report"]
+                if "error" in answer:
+                    raise CourseError(answer["error"])
+                if "traceback" in answer:
+                    raise StepFailed(request, answer["traceback"])
+                show(answer["progress"])
+            code = worker.wait()
+        finally:
+            worker.kill()  # it has answered, or the caller gave up
+            worker.wait()
+            worker.stdout.close()
+        log.seek(0)
+        said = [line.strip() for line in log if line.strip()] or ["no output"]
+    raise StepFailed(request, "\n".join([*said, f"the compiler's process ended with {code}"]))
+
+
+def _telling_line(traceback: str) -> str:
+    """The exception's own words; Keras and JAX put others around them, some in colour."""
+    lines = [line.strip() for line in re.sub(r"\x1b\[\d*m", "", traceback).splitlines() if line.strip()]
+    raised = [n for n, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)] or [len(lines) - 1]
+    words = lines[raised[-1]]
+    return f"{words} {lines[raised[-1] + 1]}" if words.endswith(".call().") else words
+
+
+def _as_data(model, arguments: Mapping[str, object]) -> dict:
+    if isinstance(model, str) and (model in MODELS or ":" not in model):
+        return named_model(model, arguments)
+    if hasattr(model, "to_json"):
+        return {"json": model.to_json()}
+    program = Program.of(model)
+    return {"program": {name: getattr(program, name) for name in Program.__dataclass_fields__}, "arguments": dict(arguments)}
+
+
+def _serialized(named, kind: str):
+    """A name as it is, one of Keras' objects as Keras writes it down."""
+    if isinstance(named, (str, dict)):
+        return named
+    import keras
+
+    return getattr(keras, kind).serialize(named)

@@ -1,0 +1,461 @@
+"""`course badges` and `course colab`; and self-contained notebooks, run as Colab would run them."""
+
+import ast
+import base64
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from course_lib import badges, cli, colab
+from course_lib.errors import CourseError
+from course_lib.grading.cells import question_tags, read_notebook
+from course_lib.grading.generate import as_bytes, generate
+
+ROOT = Path(__file__).parents[1]
+HERE, FORK = "distributed-training-course/course", "jane-doe/my.course_2"
+FOLDERS = ("notebooks", "solutions", "exercises")
+NOTEBOOKS = [path.relative_to(ROOT) for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.ipynb"))]
+each_notebook = pytest.mark.parametrize("name", NOTEBOOKS, ids=str)
+
+LESSON = "notebooks/00_start_here.ipynb"
+EXERCISE = "exercises/00_start_here.ipynb"
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """The course's notebooks and README as they are committed, to be changed at will."""
+    root = tmp_path / "course"
+    for folder in FOLDERS:
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("logs", ".*"))
+    shutil.copy(ROOT / "README.md", root)
+    return root
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def call(capsys, *arguments: object) -> tuple[int, str, str]:
+    """The command in this process: exit code, stdout, stderr."""
+    code = cli.main(list(map(str, arguments)))
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+# Badges
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "course", "jane/", "/course", "jane/course/x", "https://github.com/jane/course", "jane/course.git", "jane/..",
+     "-jane/course", "jane-/course", "jane--doe/course", "ja ne/course", "jane/course\n", "jane/(course)",
+     "a" * 40 + "/course"],
+)  # fmt: skip
+def test_a_name_that_is_no_repository_is_refused(checkout, name):
+    before = contents(checkout)
+    with pytest.raises(CourseError, match="takes OWNER/NAME") as refused:
+        badges.point_at(name, checkout)
+    assert "\n" not in str(refused.value)
+    assert contents(checkout) == before
+
+
+@pytest.mark.parametrize("name", ["jane/course", "j/c", FORK, "a" * 39 + "/" + "c" * 100, "Jane/.github"])
+def test_a_name_as_github_has_it_is_accepted(checkout, name):
+    assert badges.point_at(name, checkout)
+    assert badges.home(checkout / LESSON) == (name, "main")
+
+
+def test_every_notebook_and_the_readme_name_the_fork_alone(checkout):
+    pointed = {str(one.path): one for one in badges.point_at(FORK, checkout)}
+    assert pointed.keys() == {"README.md", *map(str, NOTEBOOKS)}
+    counts = {name: (one.badges, one.installs) for name, one in pointed.items()}
+    readme_badges, readme_installs = counts.pop("README.md")
+    assert readme_badges > 0 and readme_installs == 0 and set(counts.values()) == {(1, 1)}
+    for name in pointed:
+        content = (checkout / name).read_bytes()
+        assert HERE.encode() not in content
+        sites = rb"colab\.research\.google\.com/github|git\+https://github\.com"
+        addresses = re.findall(rb"(?:%s)/([\w.-]+/[\w.-]+)" % sites, content)
+        assert addresses and set(addresses) == {FORK.encode()}
+
+
+def test_nothing_but_the_repositorys_name_changes(checkout):
+    """Byte for byte: outputs, cell ids, metadata and the file's own form stay."""
+    before = contents(checkout)
+    badges.point_at(FORK, checkout)
+    for name, content in contents(checkout).items():
+        digest = rb'"digest": "\w{64}"'
+        back, kept = (re.sub(digest, b"", one) for one in (content.replace(FORK.encode(), HERE.encode()), before[name]))
+        assert back == kept, name
+
+
+def test_the_second_time_changes_nothing_and_the_way_back_gives_the_first_files(checkout):
+    before = contents(checkout)
+    badges.point_at(FORK, checkout)
+    once = contents(checkout)
+    assert badges.point_at(FORK, checkout) == []
+    assert contents(checkout) == once != before
+    badges.point_at(HERE, checkout)
+    assert contents(checkout) == before
+
+
+def test_an_untouched_exercise_stays_one(checkout):
+    badges.point_at(FORK, checkout)
+    made = generate(checkout / "solutions", checkout / "exercises")
+    assert {str(one.path.relative_to(checkout)): one.state for one in made} == {
+        str(name): "up to date" for name in NOTEBOOKS if name.parts[0] == "exercises"
+    }
+    badges.point_at("another/fork", checkout)
+    before = read_notebook(checkout / EXERCISE)
+    solution = checkout / "solutions" / Path(EXERCISE).name
+    newer = read_notebook(solution)
+    newer["cells"][0]["source"] += " A new edition."
+    solution.write_bytes(as_bytes(newer))
+    states = {one.path.name: one.state for one in generate(solution.parent, checkout / "exercises")}
+    assert states[solution.name] == "written" and read_notebook(checkout / EXERCISE) != before
+
+
+def test_a_learners_exercise_keeps_what_they_wrote(checkout):
+    mine = f"# I looked at https://github.com/{HERE}, and at git+https://github.com/{HERE}\nanswer = 42"
+    link = f"[lesson](https://colab.research.google.com/github/{HERE}/blob/main/notebooks/00_start_here.ipynb)"
+    notebook = read_notebook(checkout / EXERCISE)
+    answer = next(cell for cell in notebook["cells"] if question_tags(cell))
+    answer["source"], answer["execution_count"] = mine, 7
+    badge = "[![Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
+    own = f"{badge}(https://colab.research.google.com/github/{HERE}/blob/main/mine.ipynb)"
+    notebook["cells"].append({"cell_type": "markdown", "id": "mine", "metadata": {}, "source": link + own})
+    (checkout / EXERCISE).write_bytes(as_bytes(notebook))
+
+    (one,) = [one for one in badges.point_at(FORK, checkout) if str(one.path) == EXERCISE]
+    assert (one.badges, one.installs) == (1, 1)
+    after = read_notebook(checkout / EXERCISE)
+    assert after["metadata"] == notebook["metadata"]
+    changed = [
+        (old["cell_type"], new["source"].count(FORK))
+        for old, new in zip(notebook["cells"], after["cells"], strict=True)
+        if old != new
+    ]
+    assert changed == [("markdown", 1), ("code", 1)]  # the title's badge and the set-up cell
+    states = {one.path: one.state for one in generate(checkout / "solutions", checkout / "exercises")}
+    assert "left alone" in states[checkout / EXERCISE]
+
+
+def test_a_broken_notebook_stops_it_before_anything_is_written(checkout):
+    last = checkout / NOTEBOOKS[-1]
+    last.write_bytes(last.read_bytes()[:-2])
+    before = contents(checkout)
+    with pytest.raises(CourseError, match="is not JSON"):
+        badges.point_at(FORK, checkout)
+    assert contents(checkout) == before
+
+
+def test_the_badges_command_says_what_it_changed(capsys, monkeypatch, checkout):
+    monkeypatch.setattr(cli, "_checkout", lambda: checkout)
+    code, out, _ = call(capsys, "badges", "--repo", "jane/course")
+    assert code == 0
+    assert f"{LESSON}: 1 badge, the line that installs the course\n" in out
+    assert out.endswith(f"{len(NOTEBOOKS) + 1} files changed\n")
+    assert call(capsys, "badges", "--repo", "jane/course") == (0, "all files name jane/course already\n", "")
+    code, out, err = call(capsys, "badges", "--repo", "jane")
+    assert code == 2 and out == "" and err.count("\n") == 1 and "OWNER/NAME" in err
+
+
+# The set-up cell
+
+
+@each_notebook
+def test_the_set_up_cell_installs_the_course_where_it_is_missing_and_nothing_else(name):
+    """As this environment's IPython reads it: Colab's 7.34 under Colab's locks."""
+    transformer = pytest.importorskip("IPython.core.inputtransformer2").TransformerManager()
+    first = next(cell for cell in read_notebook(ROOT / name)["cells"] if cell["cell_type"] == "code")
+    tree = ast.parse(transformer.transform_cell(first["source"]))
+    attempt = tree.body[0]
+    assert isinstance(attempt, ast.Try) and ast.unparse(attempt.body) == "import course_lib"
+    assert [handler.type.id for handler in attempt.handlers] == ["ImportError"]
+    install = f"get_ipython().run_line_magic('pip', 'install -q git+https://github.com/{HERE}')"
+    assert ast.unparse(attempt.handlers[0].body) == install
+    assert ast.unparse(tree).count("run_line_magic") == 1
+
+
+# Self-contained notebooks
+
+
+WHEEL_NAME, WHEEL = "course_probe-0-py3-none-any.whl", b"no wheel at all, and no test installs it"
+
+
+@pytest.fixture
+def no_build(monkeypatch):
+    """A stand-in for the package's wheel, where the test is about the rest of the notebook."""
+    monkeypatch.setattr(colab, "_wheel", lambda root: (WHEEL_NAME, WHEEL))
+
+
+def carrier(path: Path) -> dict:
+    (cell,) = [cell for cell in read_notebook(path)["cells"] if cell.get("id") == colab.CELL_ID]
+    return cell
+
+
+def run_where_the_course_is_missing(monkeypatch, source: str) -> dict:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    names: dict[str, object] = {"__name__": "__main__"}
+    exec(compile(source, "<the package's cell>", "exec"), names)
+    return names
+
+
+@pytest.mark.usefixtures("no_build")
+@each_notebook
+def test_a_twin_is_the_notebook_with_one_cell_more(tmp_path, name):
+    nbformat = pytest.importorskip("nbformat")
+    out = colab.write(ROOT / name, tmp_path / "twin.ipynb", ROOT)
+    nbformat.validate(nbformat.read(out, as_version=4))
+    cells, before = read_notebook(out)["cells"], read_notebook(ROOT / name)["cells"]
+    place = next(number for number, cell in enumerate(before) if cell["cell_type"] == "code")
+    assert cells.pop(place)["id"] == colab.CELL_ID
+    assert [cell for cell in cells if cell["cell_type"] != "markdown"] == [
+        cell for cell in before if cell["cell_type"] != "markdown"
+    ]
+    assert len(cells) == len(before)
+
+
+@pytest.mark.usefixtures("no_build")
+@each_notebook
+def test_a_twins_links_and_pictures_need_no_repository(tmp_path, name):
+    out = colab.write(ROOT / name, tmp_path / "twin.ipynb", ROOT)
+    prose = "\n".join(cell["source"] for cell in read_notebook(out)["cells"] if cell["cell_type"] == "markdown")
+    targets = re.findall(r"\]\(([^()\s]+)", prose)
+    assert targets
+    for target in targets:
+        assert re.match(r"https?://|data:image/\w|#", target), target
+        if match := re.match(rf"https://github\.com/{HERE}/(blob|tree)/main/([^#]+)", target):
+            there = ROOT / match[2]
+            assert there.is_dir() if match[1] == "tree" else there.is_file(), target
+
+
+@pytest.mark.usefixtures("no_build")
+def test_links_become_addresses_and_pictures_travel(checkout, tmp_path):
+    picture = b"\x89PNG\r\n\x1a\n a picture"
+    (checkout / "notebooks" / "images" / "probe.png").write_bytes(picture)
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    address = f"https://github.com/{HERE}"
+    prose = {
+        "![a ring](images/probe.png)": f"![a ring](data:image/png;base64,{base64.b64encode(picture).decode()})",
+        "[next](01_one_device.ipynb#A-step)": f"[next]({address}/blob/main/notebooks/01_one_device.ipynb#A-step)",
+        "[exercises](../exercises)": f"[exercises]({address}/tree/main/exercises)",
+        "[![alt](images/probe.png)](../README.md)": f"({address}/blob/main/README.md)",
+        # Left as they are: an address, a heading, code, and what lies outside the checkout.
+        "[paper](https://example.org/a.pdf)": "[paper](https://example.org/a.pdf)",
+        "[above](#Heading)": "[above](#Heading)",
+        "`x[0](y)`": "`x[0](y)`",
+        "![out](../../secret.png)": "![out](../../secret.png)",
+    }
+    notebook = read_notebook(checkout / LESSON)
+    notebook["cells"].append({"cell_type": "markdown", "id": "links", "metadata": {}, "source": "\n".join(prose)})
+    (checkout / LESSON).write_bytes(as_bytes(notebook))
+    out = colab.write(checkout / LESSON, tmp_path / "twin.ipynb", checkout)
+    lines = read_notebook(out)["cells"][-1]["source"].splitlines()
+    for line, wanted in zip(lines, prose.values(), strict=True):
+        assert wanted in line
+    assert b"secret".hex() not in out.read_text() and base64.b64encode(b"secret").decode() not in out.read_text()
+
+
+@pytest.mark.usefixtures("no_build")
+def test_a_forks_twin_leads_to_the_fork(checkout, tmp_path):
+    badges.point_at("jane/course", checkout)
+    out = colab.write(checkout / LESSON, tmp_path / "twin.ipynb", checkout)
+    assert b"https://github.com/jane/course/blob/main/" in out.read_bytes() and HERE.encode() not in out.read_bytes()
+
+
+def test_the_packages_cell_needs_the_standard_library_and_pip_alone():
+    tree = ast.parse(colab._carrier(WHEEL_NAME, WHEEL)["source"])
+    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = {alias.name.split(".")[0] for node in imports for alias in node.names}
+    assert all(isinstance(node, ast.Import) for node in imports) and names <= sys.stdlib_module_names
+    assigned = {ast.unparse(node.targets): node.value for node in ast.walk(tree) if isinstance(node, ast.Assign)}
+    words = [word.value for word in assigned["pip"].elts if isinstance(word, ast.Constant)]
+    assert words[:2] == ["-m", "pip"] and {"--no-index", "--no-deps"} <= set(words) and "--upgrade" not in words
+
+
+@pytest.mark.parametrize("damage", ["a letter", "cut short", "emptied"])
+def test_a_damaged_package_is_refused_in_one_line_before_pip_sees_it(monkeypatch, damage):
+    source = colab._carrier(WHEEL_NAME, WHEEL)["source"]
+    text = base64.b64encode(WHEEL).decode()
+    other = "A" if text[9] != "A" else "B"
+    bad = {"a letter": text[:9] + other + text[10:], "cut short": text[:-3], "emptied": ""}
+    assert text in source
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("pip ran"))
+    with pytest.raises(Exception) as refused:
+        run_where_the_course_is_missing(monkeypatch, source.replace(text, bad[damage]))
+    (line,) = refused.value._render_traceback_()
+    assert re.fullmatch(r"PackageError: .*damaged.*take a fresh copy of the notebook", line)
+
+
+def test_what_pip_refuses_is_said_in_one_line(monkeypatch):
+    pytest.importorskip("pip")
+    with pytest.raises(Exception) as refused:
+        run_where_the_course_is_missing(monkeypatch, colab._carrier(WHEEL_NAME, WHEEL)["source"])
+    (line,) = refused.value._render_traceback_()
+    assert re.fullmatch(rf"PackageError: pip could not install {WHEEL_NAME}: ERROR: .*invalid.*", line)
+
+
+def test_where_the_course_is_there_the_cell_does_nothing(monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("pip ran"))
+    exec(colab._carrier(WHEEL_NAME, WHEEL)["source"], {"__name__": "__main__"})
+
+
+@pytest.mark.usefixtures("no_build")
+def test_a_twin_has_no_twin(checkout):
+    out = colab.write(checkout / LESSON, checkout / "notebooks" / "twin.ipynb", checkout)
+    before = out.read_bytes()
+    with pytest.raises(CourseError, match="carries the package already"):
+        colab.write(out, out.with_name("again.ipynb"), checkout)
+    assert out.read_bytes() == before and not out.with_name("again.ipynb").exists()
+
+
+@pytest.mark.usefixtures("no_build")
+def test_a_users_mistakes_are_one_line_each_and_write_nothing(capsys, monkeypatch, checkout, tmp_path):
+    monkeypatch.setattr(cli, "_checkout", lambda: checkout)
+    elsewhere = Path(shutil.copy(checkout / LESSON, tmp_path / "elsewhere.ipynb"))
+    bare = checkout / "notebooks" / "bare.ipynb"
+    bare.write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
+    unset = read_notebook(checkout / LESSON)
+    unset["cells"] = [cell for cell in unset["cells"] if "import course_lib" not in cell["source"]]
+    (checkout / "notebooks" / "unset.ipynb").write_bytes(as_bytes(unset))
+    mistakes = {
+        (elsewhere, tmp_path / "out.ipynb"): "is not in the course's folder",
+        (checkout / LESSON, checkout / LESSON): "names the notebook itself",
+        (checkout / LESSON, checkout / "exercises" / ".." / LESSON): "names the notebook itself",
+        (checkout / LESSON, tmp_path): "names a folder",
+        (checkout / LESSON, tmp_path / "no" / "such" / "out.ipynb"): "cannot be written",
+        (checkout / "notebooks" / "none.ipynb", tmp_path / "out.ipynb"): "there is no file",
+        (checkout / "README.md", tmp_path / "out.ipynb"): "is not JSON",
+        (bare, tmp_path / "out.ipynb"): "has no Colab badge",
+        (checkout / "notebooks" / "unset.ipynb", tmp_path / "out.ipynb"): "has no set-up cell",
+    }
+    before = contents(tmp_path)
+    for (notebook, out), wanted in mistakes.items():
+        code, said, err = call(capsys, "colab", notebook, "--out", out)
+        assert code == 2 and said == "" and err.count("\n") == 1 and wanted in err, (wanted, err)
+    assert contents(tmp_path) == before
+
+
+def test_where_pip_cannot_build_there_is_one_line_with_its_cause(monkeypatch):
+    """For real: pip's build environment finds no hatchling on a port where nobody listens."""
+    pytest.importorskip("pip")
+    variables = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "0"}
+    for name, value in {**variables, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(CourseError, match="No matching distribution found for hatchling.*PIP_INDEX_URL") as refused:
+        colab._wheel(ROOT)
+    assert "\n" not in str(refused.value)
+
+
+# As Colab runs them
+
+ON_COLABS_STACK = importlib.metadata.version("ipython") == "7.34.0"
+HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
+RUN_HERE = "00_start_here" if HAS_TENSORFLOW else "07_tensor_parallelism_and_sharding"
+on_colabs_stack = pytest.mark.skipif(not ON_COLABS_STACK, reason="for the environments that Colab's locks give")
+
+OWN = "distributed-training-course"
+VERSIONS = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
+FOUND = "import importlib.util as u; print(u.find_spec('course_lib'))"
+ORIGIN = f"import importlib.metadata as m; print(m.distribution({OWN!r}).read_text('direct_url.json'))"
+
+
+def run(*command: object, folder: Path) -> str:
+    """A process without this one's paths, settings or repository; its stdout."""
+    ours = ("PYTHON", "PYTEST", "JAX", "XLA", "TF_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    done = subprocess.run(list(map(str, command)), cwd=folder, env=kept, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def colab_runtime():
+    """The Python of a copy of this environment, without the course: what Colab starts with.
+
+    Its files are links to this one's; pip replaces files and never writes into them.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=".venv-twin-", dir=Path(sys.prefix).parent))  # links need one file system
+    try:
+        shutil.copytree(sys.prefix, folder, symlinks=True, copy_function=os.link, dirs_exist_ok=True)
+        python = folder / "bin" / "python"
+        run(python, "-m", "pip", "uninstall", "-q", "-y", "distributed-training-course", folder=folder)
+        run(python, "-m", "ipykernel", "install", "--sys-prefix", "--name", "python3", folder=folder)
+        yield python
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def runtime(colab_runtime, tmp_path):
+    """Colab's Python without the course, an empty folder, and the versions before the test."""
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    run(colab_runtime, "-m", "pip", "uninstall", "-q", "-y", OWN, folder=folder)
+    before = json.loads(run(colab_runtime, "-c", VERSIONS, folder=folder))
+    assert before["ipython"] == "7.34.0" and before["ipywidgets"] == "7.7.1"
+    assert ("tensorflow" in before) == HAS_TENSORFLOW
+    assert run(colab_runtime, "-c", FOUND, folder=folder) == "None\n"
+    return colab_runtime, folder, before
+
+
+def fill_in(path: Path, exercise: str) -> None:
+    """Write the solution's answers into a twin of an exercise, as a learner would."""
+    solution = read_notebook(ROOT / "solutions" / exercise)
+    answers = {cell["id"]: cell["source"] for cell in solution["cells"] if question_tags(cell)}
+    notebook = read_notebook(path)
+    for cell in notebook["cells"]:
+        cell["source"] = answers.pop(cell["id"], cell["source"])
+    assert not answers
+    path.write_bytes(as_bytes(notebook))
+
+
+@pytest.mark.slow
+@on_colabs_stack
+@pytest.mark.parametrize("kind", ["notebooks", "exercises"])
+def test_a_twin_runs_in_colab_from_an_empty_folder_and_changes_no_version(runtime, kind):
+    """nbclient stops at a cell that raises, and a check of an exercise raises unless the answer is right."""
+    python, folder, before = runtime
+    twin = colab.write(ROOT / kind / f"{RUN_HERE}.ipynb", folder / "twin.ipynb", ROOT)
+    if kind == "exercises":
+        fill_in(twin, f"{RUN_HERE}.ipynb")
+    run(python, "-c", "from nbclient.cli import main; main()", "--inplace", "--timeout=600", twin, folder=folder)
+
+    (said,) = ["".join(output["text"]) for output in carrier(twin)["outputs"]]
+    assert re.fullmatch(r"installed distributed_training_course-[\d.]+-py3-none-any\.whl\n", said)
+    after = json.loads(run(python, "-c", VERSIONS, folder=folder))
+    assert after == before | {OWN: importlib.metadata.version(OWN)}
+    origin = json.loads(run(python, "-c", ORIGIN, folder=folder))
+    assert origin["archive_info"]["hashes"]["sha256"] in carrier(twin)["source"]
+
+
+@pytest.mark.slow
+@on_colabs_stack
+def test_the_set_up_cell_installs_the_course_and_changes_no_version(runtime):
+    """As IPython runs it, with this checkout in the place of GitHub's."""
+    python, folder, before = runtime
+    cells = read_notebook(ROOT / "notebooks" / f"{RUN_HERE}.ipynb")["cells"]
+    first = next(cell for cell in cells if cell["cell_type"] == "code")
+    script = folder / "set_up.ipy"
+    script.write_text(first["source"].replace(f"git+https://github.com/{HERE}", str(ROOT)))
+    assert str(ROOT) in script.read_text()
+    assert re.search(r"^\d devices for ", run(python, "-m", "IPython", script, folder=folder), re.MULTILINE)
+    after = json.loads(run(python, "-c", VERSIONS, folder=folder))
+    assert after == before | {OWN: importlib.metadata.version(OWN)}
+
+
+@pytest.mark.slow
+@on_colabs_stack
+def test_the_same_checkout_gives_the_same_twin(tmp_path):
+    one, two = (colab.write(ROOT / LESSON, tmp_path / name, ROOT).read_bytes() for name in ("one.ipynb", "two.ipynb"))
+    assert one == two
