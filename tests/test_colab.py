@@ -21,7 +21,7 @@ from course_lib.grading.cells import question_tags, read_notebook
 from course_lib.grading.generate import as_bytes, generate
 
 ROOT = Path(__file__).parents[1]
-HERE, FORK = "distributed-training-course/course", "jane-doe/my.course_2"
+HERE, FORK = badges.home(ROOT / "README.md")[0], "jane-doe/my.course_2"
 FOLDERS = ("notebooks", "solutions", "exercises")
 NOTEBOOKS = [path.relative_to(ROOT) for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.ipynb"))]
 each_notebook = pytest.mark.parametrize("name", NOTEBOOKS, ids=str)

@@ -9,19 +9,20 @@ import nbformat
 import pytest
 from nbval.plugin import find_comment_markers, find_metadata_tags, get_sanitize_patterns
 
-from course_lib import notebooks
+from course_lib import badges, notebooks
 
 ROOT = Path(__file__).parents[1]
 PATHS = sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("solutions/*.ipynb")])
 each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 
-SET_UP = """\
+REPOSITORY, BRANCH = badges.home(ROOT / "README.md")  # a fork's own, after `course badges`
+SET_UP = f"""\
 try:
     import course_lib
 except ImportError:  # Colab: install this course; it replaces nothing that Colab has
-    %pip install -q git+https://github.com/distributed-training-course/course
+    %pip install -q git+https://github.com/{REPOSITORY}
 """
-BADGE = "https://colab.research.google.com/github/distributed-training-course/course/blob/main"
+BADGE = f"https://colab.research.google.com/github/{REPOSITORY}/blob/{BRANCH}"
 MACHINE_PATH = re.compile(r"(?<![\w.~<])/(?:root|home|Users|tmp|private|var|opt|mnt|work)/\w")
 
 NOT_COMPARED = {"image/png", "image/jpeg", "application/vnd.jupyter.widget-view+json"}  # by nbval
