@@ -186,7 +186,7 @@ class Report:
         """Caption, header and rows of each table."""
         if not self.fits:
             return []
-        amounts = [(words, getattr(self.memory, name)) for name, words in ROWS.items()] 
+        amounts = [(words, getattr(self.memory, name)) for name, words in ROWS.items()]
         amounts += [("total", self.memory.total), ("alive at the fullest moment", self.memory.peak)]
         memory = [(words, f"{amount:,}", f"{amount / GIB:.3f}") for words, amount in amounts]
         work = {"compute": f"{self.flops:.4g} flops", "memory": f"{self.hbm_bytes:,} B", "interconnect": f"{self.sent_bytes:,} B"}
