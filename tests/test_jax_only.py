@@ -53,6 +53,104 @@ compare.assert_equal(run("one"), run("another"), relative=1e-6, reason="the same
 """)
 
 
+ACCUMULATED = """
+from course_lib import devices
+devices.simulate(4, "jax")
+import jax, keras, numpy as np
+from course_lib import accumulate, compare, data, models
+from course_lib.errors import CourseError
+
+K, MICRO_BATCH, ROWS = 4, 16, 599  # the last group has one whole micro-batch and 7 rows
+OPTIMIZERS = {
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(1e-3),
+    "clipped adamw": lambda: keras.optimizers.AdamW(1e-3, weight_decay=0.05, global_clipnorm=0.5),
+    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, clipnorm=0.1), initial_scale=2.0**10),
+}
+images, labels = data.arrays("digits", "train")
+cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+class Model(accumulate.ExactGroups, keras.Model):
+    pass
+
+def fit(optimizer, batch, kind=keras.Model, rows=ROWS):
+    network = models.mlp((8, 8, 1), classes=10)
+    model = kind(network.inputs, network.outputs)
+    model.compile(optimizer, cross_entropy)
+    losses = model.fit(images[:rows], labels[:rows], batch_size=batch, shuffle=False, verbose=0).history["loss"]
+    return compare.Run.of(f"batches of {batch}", model, losses)
+
+def assert_equal(one, other):
+    compare.assert_equal(one, other, relative=1e-5, reason="float32 sums in another order, over ten updates")
+"""
+
+
+def test_accumulated_micro_batches_equal_the_big_batch_on_jax():
+    """By fit, by a loop of one's own, and by fit over four devices."""
+    python(ACCUMULATED + """
+def loop(optimizer):
+    model = models.mlp((8, 8, 1), classes=10)
+    optimizer.build(model.trainable_variables)
+
+    def loss_of(trained, other, state, x, y):
+        logits, other = model.stateless_call(trained, other, x, training=True)
+        with keras.StatelessScope(state_mapping=list(zip(optimizer.variables, state))):
+            return optimizer.scale_loss(cross_entropy(y, logits)), other
+
+    @jax.jit
+    def step(trained, other, state, x, y):
+        (_, other), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained, other, state, x, y)
+        return *optimizer.stateless_apply(state, gradients, trained, rows=len(y)), other
+
+    trained, other, state = ([v.value for v in kind] for kind in (model.trainable_variables, model.non_trainable_variables, optimizer.variables))
+    for start in range(0, ROWS, MICRO_BATCH):
+        trained, state, other = step(trained, other, state, *(part[start:start + MICRO_BATCH] for part in (images[:ROWS], labels[:ROWS])))
+    for variable, value in zip([*model.trainable_variables, *optimizer.variables], [*trained, *state]):
+        variable.assign(value)
+    optimizer.apply_rest()
+    return compare.Run.of("loop", model)
+
+for name, optimizer in OPTIMIZERS.items():
+    big = fit(optimizer(), 64)
+    accumulating = accumulate.Accumulating(optimizer(), K)
+    assert_equal(big, fit(accumulating, MICRO_BATCH, Model))
+    assert int(accumulating.iterations) == 10
+    assert_equal(compare.Run("big batch", big.weights), loop(accumulate.Accumulating(optimizer(), K)))
+    with keras.distribution.DataParallel(devices=jax.devices()).scope():
+        spread = fit(accumulate.Accumulating(optimizer(), K), MICRO_BATCH, rows=576)
+    assert_equal(fit(optimizer(), 64, rows=576), spread)
+""")
+
+
+def test_a_group_goes_on_from_a_file_on_jax(tmp_path):
+    python(ACCUMULATED + f"""
+path = {str(tmp_path / "model.keras")!r}
+def part(model, first, last):
+    model.fit(images[first:last], labels[first:last], batch_size=MICRO_BATCH, shuffle=False, verbose=0)
+network = models.mlp((8, 8, 1), classes=10)
+network.compile(accumulate.Accumulating(OPTIMIZERS["adam"](), K), cross_entropy)
+part(network, 0, 6 * MICRO_BATCH)
+network.save(path)
+resumed = keras.models.load_model(path)
+part(resumed, 6 * MICRO_BATCH, 128)
+big = fit(OPTIMIZERS["adam"](), 64, rows=128)
+assert_equal(compare.Run("big batch", big.weights), compare.Run.of("resumed", resumed))
+""")
+
+
+def test_accumulation_says_what_is_missing_on_jax():
+    out = python(ACCUMULATED + """
+model = models.mlp((8, 8, 1), classes=10)
+unbuilt = accumulate.Accumulating("sgd", 2)
+values = [v.value for v in model.trainable_variables]
+try:
+    unbuilt.stateless_apply([], values, values)
+except CourseError as error:
+    print(error)
+""")
+    assert "call optimizer.build(model.trainable_variables)" in out
+
+
 def test_the_check_fails_where_tensorflow_is_needed():
     """What this file rests on: TensorFlow truly cannot be imported there."""
     with pytest.raises(AssertionError, match="No module named 'tensorflow'"):

@@ -1,0 +1,297 @@
+"""Gradient accumulation: several micro-batches make one update, on TensorFlow and JAX, on one device and on replicas.
+
+Needs Keras; taught in notebooks/08. `Accumulating` wraps any Keras optimizer, for
+`fit` and for a loop of your own. `ExactGroups` is for what `fit` is left with at
+an epoch's end: a group that is not full, a micro-batch that is smaller.
+"""
+
+import keras
+from keras import ops
+
+from course_lib.errors import CourseError
+
+HALF = ("float16", "bfloat16")
+
+
+def micro_batch_size(global_batch: int, micro_batches: int, replicas: int = 1) -> int:
+    """Examples that each replica computes at a time.
+
+    global_batch   examples of one update
+    micro_batches  parts that each replica computes one after another
+    Raises         CourseError when the parts would not be equal
+    """
+    parts = micro_batches * replicas
+    if min(global_batch, micro_batches, replicas) < 1 or global_batch % parts:
+        raise CourseError(
+            f"a global batch of {global_batch} does not divide into {micro_batches} micro-batches on {replicas} replica(s): "
+            f"take a multiple of {parts}, such as {max(1, round(global_batch / max(parts, 1))) * parts}."
+        )
+    return global_batch // parts
+
+
+@keras.saving.register_keras_serializable(package="course_lib")
+class Accumulating(keras.optimizers.Optimizer):
+    """An optimizer that adds up the gradients of several micro-batches, and then makes one update.
+
+    Each replica has sums of its own. When a group is full they are added up over the
+    replicas, once, and the inner optimizer gets the gradient of the whole group: it
+    clips, tests for overflow and counts `iterations` as if it had seen one big batch
+    on one device. The sums are variables of the optimizer, so a checkpoint taken in
+    the middle of a group holds them.
+
+    For float16 the loss scale goes inside:
+    `Accumulating(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), 4)`.
+
+    inner_optimizer  any Keras optimizer, or its name; clipping, averages and schedules are its own
+    micro_batches    k, calls of `apply` per update
+    Raises           CourseError for a k below 1, an inner optimizer that accumulates by itself, a
+                     step before `build`, gradients that are missing
+    """
+
+    def __init__(self, inner_optimizer, micro_batches: int, name: str | None = None):
+        if micro_batches < 1:
+            raise CourseError(f"a group has 1 micro-batch or more, not {micro_batches}.")
+        super().__init__(learning_rate=0.0, name=name)
+        self.inner_optimizer = keras.optimizers.get(inner_optimizer)
+        self.micro_batches = micro_batches
+        if _innermost(self).gradient_accumulation_steps:
+            raise CourseError(f"{_innermost(self).name} accumulates by itself: leave its gradient_accumulation_steps out.")
+
+    def build(self, variables) -> None:
+        """Make the sums, one as large as each variable, and the inner optimizer's variables."""
+        self.sums = [self._local_sum(v.shape, f"{v.path.replace('/', '_')}_sum", like=v) for v in variables]
+        self.examples = self._local_sum((), "examples")
+        self.added = self.add_variable((), dtype="int32", aggregation="only_first_replica", name="micro_batches_added")
+        self.inner_optimizer.build(variables)
+        _sum_no_more(_innermost(self))
+        super().build(variables)
+
+    def apply(self, grads, trainable_variables=None, rows=None) -> None:
+        """Add one micro-batch; with the last one of its group, update the variables.
+
+        grads  one per variable that the optimizer was built with, as any Keras optimizer takes them: of the
+               mean loss over the replica's examples, divided by the number of replicas, which is what
+               `fit` and Keras' losses give
+        rows   the replica's examples in this micro-batch: every example of the group then counts alike. None:
+               every micro-batch counts alike
+        """
+        self._require(grads, trainable_variables)
+        rows = 1 / _replicas() if rows is None else rows
+        for total, gradient in zip(self.sums, grads):
+            self.assign_add(total, _dense(gradient) * ops.cast(rows * _replicas(), total.dtype))
+        self.assign_add(self.examples, ops.cast(rows, "float32"))
+        self.assign_add(self.added, 1)
+        self._update_when(lambda: ops.equal(self.added, self.micro_batches))
+
+    def apply_rest(self) -> None:
+        """Update from a group that is not full; does nothing where none has begun. Call it as `apply`, in a replica's step."""
+        self._update_when(lambda: ops.greater(self.added, 0))
+
+    def stateless_apply(self, optimizer_variables, grads, trainable_variables, rows=None):
+        """JAX's form of `apply`: lists of values in, new lists of values out."""
+        mapping = [*zip(self._trainable_variables, trainable_variables), *zip(self.variables, optimizer_variables)]
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            self.apply(grads, rows=rows)
+        return tuple([scope.get_current_value(v) for v in kind] for kind in (self._trainable_variables, self.variables))
+
+    @property
+    def variables(self):
+        return self._variables + self.inner_optimizer.variables
+
+    @property
+    def iterations(self):
+        """Updates so far; not micro-batches."""
+        return self.inner_optimizer.iterations
+
+    @property
+    def learning_rate(self):
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate):
+        self.inner_optimizer.learning_rate = learning_rate
+
+    def scale_loss(self, loss):
+        return self.inner_optimizer.scale_loss(loss)
+
+    def finalize_variable_values(self, var_list):
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    def get_config(self):
+        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
+        return {"name": self.name, "inner_optimizer": inner, "micro_batches": self.micro_batches}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        inner = keras.saving.deserialize_keras_object(config.pop("inner_optimizer"), custom_objects=custom_objects)
+        return cls(inner, **config)
+
+    def _local_sum(self, shape, name: str, like=None):
+        """A variable that each replica adds to by itself: it is summed over the replicas when it is read outside of them."""
+        dtype = "float32" if like is None or like.dtype in HALF else like.dtype
+        kind = dict(synchronization="on_read", aggregation="sum", trainable=False, layout=getattr(like, "_layout", None))
+        variable = keras.Variable("zeros", shape=shape, dtype=dtype, name=name, **kind)
+        self._track_variable(variable)
+        return variable
+
+    def _require(self, grads, trainable_variables) -> None:
+        if not self.built and trainable_variables is not None and _replicas() == 1:
+            self.build(list(trainable_variables))  # as every Keras optimizer does at its first step
+        if not self.built:
+            raise CourseError(
+                "the accumulating optimizer has no sums yet: call optimizer.build(model.trainable_variables) "
+                "before the first step, under strategy.scope() where there is a strategy."
+            )
+        missing = [v.path for v, gradient in zip(self._trainable_variables, grads) if gradient is None]
+        if missing or len(grads) != len(self.sums):
+            raise CourseError(
+                f"{len(grads) - len(missing)} gradients for {len(self.sums)} variables{' (none for ' if missing else ''}"
+                f"{', '.join(missing)}{')' if missing else ''}: pass one for each variable that the optimizer was built with, "
+                f"and freeze what is not trained with trainable = False before that."
+            )
+
+    def _update_when(self, due) -> None:
+        if keras.backend.backend() != "tensorflow":
+            return self._replace_when(due)
+        import tensorflow as tf
+
+        def in_all_replicas(strategy):
+            # The condition stands outside the replicas: inside of it no replica could wait for the others (keras issue 20582).
+            ops.cond(due(), lambda: strategy.extended.call_for_each_replica(self._update), lambda: None)
+
+        tf.distribute.get_replica_context().merge_call(in_all_replicas)
+
+    def _update(self) -> None:
+        """The group's one communication, and the update from it, on one of TensorFlow's replicas."""
+        import tensorflow as tf
+
+        own = [variable.value.read_value() for variable in (self.examples, *self.sums)]
+        examples, *sums = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
+        self.inner_optimizer.apply([total / tf.cast(examples, total.dtype) for total in sums], self._trainable_variables)
+        for variable in (*self.sums, self.examples, self.added):
+            self.assign(variable, ops.zeros_like(variable))
+
+    def _replace_when(self, due) -> None:
+        """The same where a condition may not assign, but gives one set of values or another: on JAX."""
+        own, inner = [*self.sums, self.examples, self.added], self.inner_optimizer.variables
+        variables = [*self._trainable_variables, *inner, *own]
+
+        def updated():
+            means = [total / ops.cast(self.examples, total.dtype) for total in self.sums]
+            values = [[v.value for v in kind] for kind in (inner, self._trainable_variables)]
+            trained, kept = self.inner_optimizer.stateless_apply(values[0], means, values[1])
+            return [*trained, *kept, *(ops.zeros_like(v.value) for v in own)]
+
+        for variable, value in zip(variables, ops.cond(due(), updated, lambda: [v.value for v in variables])):
+            variable.assign(value)
+
+
+class ExactGroups:
+    """Mix into a `keras.Model` so that every example counts alike in `fit` with `Accumulating`, also at an epoch's end.
+
+    Stock `fit` gives each micro-batch the same weight, however small, and carries a group
+    that is not full into the next epoch. This counts rows, and applies what is left
+    before validation and at the end of each epoch. x and y are single tensors.
+
+        class Model(accumulate.ExactGroups, keras.Model): pass
+        model.compile(accumulate.Accumulating(keras.optimizers.Adam(), 4), loss)
+
+    Raises  CourseError from `compile` for another optimizer, or one that Keras has put a loss scale around
+    """
+
+    def compile(self, *args, **kwargs):
+        super().compile(*args, **kwargs)
+        inner = getattr(self.optimizer, "inner_optimizer", None)
+        if isinstance(inner, Accumulating):
+            raise CourseError(
+                "under mixed_float16 Keras puts a loss scale around the optimizer, which skips single micro-batches: "
+                "write Accumulating(keras.optimizers.LossScaleOptimizer(...), k) and compile(..., auto_scale_loss=False)."
+            )
+        if not isinstance(self.optimizer, Accumulating):
+            raise CourseError(f"ExactGroups is for accumulate.Accumulating, and this optimizer is {type(self.optimizer).__name__}.")
+
+    def fit(self, *args, callbacks=None, **kwargs):
+        return super().fit(*args, callbacks=[ApplyRest(), *(callbacks or [])], **kwargs)
+
+    def train_step(self, *arguments):
+        step = _jax_step if keras.backend.backend() == "jax" else _tensorflow_step
+        return step(self, *arguments)
+
+
+class ApplyRest(keras.callbacks.Callback):
+    """Update from a group that is not full at the end of an epoch, before its validation; `ExactGroups` brings it."""
+
+    def on_train_begin(self, logs=None):
+        self._apply_rest = self.model.optimizer.apply_rest
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            strategy, apply_rest = self.model.distribute_strategy, self._apply_rest
+            self._apply_rest = tf.function(lambda: strategy.run(apply_rest))
+
+    def on_test_begin(self, logs=None):
+        self._apply_rest()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._apply_rest()
+
+
+def _tensorflow_step(model, data):
+    """As Keras' own, but for the rows."""
+    import tensorflow as tf
+
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    rows = tf.shape(y)[0]
+    with tf.GradientTape() as tape:
+        predictions = model(x, training=True)
+        loss = model.compute_loss(x, y, predictions, sample_weight, training=True)
+        scaled = model.optimizer.scale_loss(loss)
+    gradients = tape.gradient(scaled, model.trainable_variables)
+    model.optimizer.apply(gradients, model.trainable_variables, rows=rows)
+    model.metrics[0].update_state(loss * _replicas(), sample_weight=rows)  # Keras' own loss tracker
+    return model.compute_metrics(x, y, predictions, sample_weight)
+
+
+def _jax_step(model, state, data):
+    """As Keras' own, but for the rows."""
+    import jax
+
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    trainable, other, optimizer, metrics = state
+    gradients_of = jax.value_and_grad(model.compute_loss_and_updates, has_aux=True)
+    (_, (loss, predictions, other, metrics)), gradients = gradients_of(
+        trainable, other, metrics, x, y, sample_weight, training=True, optimizer_variables=optimizer
+    )
+    trainable, optimizer = model.optimizer.stateless_apply(optimizer, gradients, trainable, rows=len(y))
+    logs, metrics = model._update_metrics_variables(metrics, loss, x, y, predictions, sample_weight)
+    return logs, (trainable, other, optimizer, metrics)
+
+
+def _innermost(optimizer):
+    while hasattr(optimizer, "inner_optimizer"):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+def _sum_no_more(optimizer) -> None:
+    """Keep an optimizer from summing over the replicas: what it gets is summed, and it must clip that sum, not its parts."""
+    if keras.backend.backend() == "tensorflow":
+        optimizer._all_reduce_sum_gradients = list  # private; Keras 3 has no other way since apply() lost its argument
+
+
+def _replicas() -> int:
+    """Copies of the model that each add a part: TensorFlow's replicas. On JAX one program sees the whole batch."""
+    if keras.backend.backend() != "tensorflow":
+        return 1
+    import tensorflow as tf
+
+    return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def _dense(gradient):
+    """An embedding's gradient holds the rows that were looked up; a sum needs them all."""
+    if hasattr(gradient, "dense_shape"):  # tf.IndexedSlices
+        import tensorflow as tf
+
+        return tf.convert_to_tensor(gradient)
+    return gradient

@@ -1,0 +1,301 @@
+"""Accumulated micro-batches against the big batch on one device: ten updates on real digits, float32, 1e-5 relative.
+
+The tolerance: float32 sums over 64 rows come in another order when they are made of
+16 and 16; ten updates carry that on. Keras on JAX is in test_jax_only.py.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from course_lib import accumulate, cluster, data, devices, models, training, wire
+from course_lib.compare import Run, assert_equal, compare
+from course_lib.errors import CourseError
+
+FLOAT32 = {"relative": 1e-5, "reason": "float32 sums in another order"}
+GROUP, MICRO_BATCH, K = 64, 16, 4
+ROWS = 9 * GROUP + MICRO_BATCH + 7  # the last group has one whole micro-batch, and 7 rows: 4 and 3 on two replicas
+OPTIMIZERS = {
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(1e-3),
+    "clipped adamw": lambda: keras.optimizers.AdamW(1e-3, weight_decay=0.05, global_clipnorm=0.5),
+    "scheduled": lambda: keras.optimizers.SGD(keras.optimizers.schedules.PiecewiseConstantDecay([3, 6], [0.1, 0.05, 0.01])),
+    "averaged": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5),
+    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, clipnorm=0.1), initial_scale=2.0**10),
+}
+cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+alone = tf.distribute.get_strategy()
+
+
+class Model(accumulate.ExactGroups, keras.Model):
+    pass
+
+
+@pytest.fixture(scope="module")
+def two():
+    return tf.distribute.MirroredStrategy(devices.simulate(4).names[:2])
+
+
+def batches(size: int, rows: int = ROWS) -> tf.data.Dataset:
+    images, labels = data.arrays("digits", "train")
+    return tf.data.Dataset.from_tensor_slices((images[:rows], labels[:rows])).batch(size)
+
+
+def big_batch(optimizer, rows: int = ROWS) -> Run:
+    model = models.mlp((8, 8, 1), classes=10)
+    model.compile(optimizer(), cross_entropy)
+    return Run.of("big batch", model, model.fit(batches(GROUP, rows), shuffle=False, verbose=0).history["loss"])
+
+
+def new_model(strategy, optimizer, kind=Model) -> keras.Model:
+    with strategy.scope():
+        network = models.mlp((8, 8, 1), classes=10)
+        model = kind(network.inputs, network.outputs)
+        model.compile(accumulate.Accumulating(optimizer(), K), cross_entropy)
+        model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def loop_step(strategy, model):
+    """One micro-batch of a custom loop, and what ends an epoch."""
+    optimizer = model.optimizer
+
+    def replica_step(x, y):
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(cross_entropy(y, model(x, training=True)))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), rows=tf.shape(y)[0])
+
+    step = tf.function(lambda batch: strategy.run(replica_step, args=batch), reduce_retracing=True)
+    return step, tf.function(lambda: strategy.run(optimizer.apply_rest))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_fit_equals_the_big_batch(two, optimizer, replicas):
+    model = new_model(two if replicas == 2 else alone, optimizer)
+    losses = model.fit(batches(MICRO_BATCH), shuffle=False, verbose=0).history["loss"]
+    assert_equal(big_batch(optimizer), Run.of(f"{replicas} replicas", model, losses), **FLOAT32)
+    assert model.optimizer.iterations.numpy() == 10
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("name", ["momentum", "adam", "clipped adamw"])
+def test_a_loop_equals_the_big_batch(two, name, replicas):
+    strategy = two if replicas == 2 else alone
+    model = new_model(strategy, OPTIMIZERS[name])
+    step, rest = loop_step(strategy, model)
+    for batch in strategy.experimental_distribute_dataset(batches(MICRO_BATCH)):
+        step(batch)
+    rest()
+    expected = big_batch(OPTIMIZERS[name])
+    assert_equal(Run("big batch", expected.weights), Run.of(f"{replicas} replicas", model), **FLOAT32)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_stock_fit_needs_no_more_than_the_optimizer(two, replicas):
+    """Where groups are full and micro-batches whole."""
+    optimizer, rows = OPTIMIZERS["clipped adamw"], 10 * GROUP
+    model = new_model(two if replicas == 2 else alone, optimizer, kind=keras.Model)
+    losses = model.fit(batches(MICRO_BATCH, rows), shuffle=False, verbose=0).history["loss"]
+    assert_equal(big_batch(optimizer, rows), Run.of(f"{replicas} replicas", model, losses), **FLOAT32)
+
+
+def test_stock_fit_still_needs_exact_groups():
+    """When this fails, Keras weighs examples by itself: retire `ExactGroups`."""
+    model = new_model(alone, OPTIMIZERS["momentum"], kind=keras.Model)
+    model.fit(batches(MICRO_BATCH), shuffle=False, verbose=0)
+    assert not compare(Run("big batch", big_batch(OPTIMIZERS["momentum"]).weights), Run.of("stock", model), **FLOAT32).equal
+
+
+def test_keras_still_accumulates_on_one_device_alone(two):
+    """When this fails, keras issue 20582 is mended: say so in lesson 08."""
+    with two.scope():
+        model = models.mlp((8, 8, 1), classes=10)
+        model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=K), cross_entropy)
+    with pytest.raises(Exception, match="merge_call"):
+        model.fit(batches(MICRO_BATCH, GROUP), verbose=0)
+
+
+def test_keras_still_clips_before_it_sums(two):
+    """When this fails, Keras sums first, and `_sum_no_more` is no longer needed."""
+    optimizer, rows = OPTIMIZERS["clipped adamw"], 10 * GROUP
+    with two.scope():
+        model = models.mlp((8, 8, 1), classes=10)
+        model.compile(optimizer(), cross_entropy)
+    model.fit(batches(GROUP, rows), shuffle=False, verbose=0)
+    assert not compare(Run("one device", big_batch(optimizer, rows).weights), Run.of("stock", model), **FLOAT32).equal
+
+
+def test_validation_sees_the_last_group(two):
+    model = new_model(two, OPTIMIZERS["momentum"])
+    validation = batches(64).take(1)
+    seen = model.fit(batches(MICRO_BATCH), validation_data=validation, shuffle=False, verbose=0).history["val_loss"][0]
+    assert model.evaluate(validation, verbose=0) == pytest.approx(seen, rel=1e-6)
+    assert model.optimizer.iterations.numpy() == 10
+
+
+@pytest.mark.parametrize("bad_replica", [0, 1])
+def test_one_overflow_on_one_replica_skips_its_group_everywhere(two, bad_replica):
+    model = new_model(two, OPTIMIZERS["loss scale"])
+    optimizer, before = model.optimizer, model.get_weights()
+
+    @tf.function
+    def add(overflow):
+        def replica_step():
+            bad = overflow & (tf.distribute.get_replica_context().replica_id_in_sync_group == bad_replica)
+            optimizer.apply([tf.where(bad, np.inf, 1024.0) * tf.ones(v.shape) for v in model.trainable_variables])
+
+        two.run(replica_step)
+
+    for overflow in (False, True, False, False):
+        add(overflow)
+    inner = optimizer.inner_optimizer
+    for variable, value in zip(model.variables, before):
+        for copy in two.experimental_local_results(variable.value):
+            np.testing.assert_array_equal(copy, value)
+    assert (float(inner.dynamic_scale.numpy()), int(optimizer.iterations.numpy())) == (2.0**9, 0)
+    for _ in range(K):  # the sums have forgotten the infinity
+        add(False)
+    assert int(optimizer.iterations.numpy()) == 1 and all(np.isfinite(value).all() for value in model.get_weights())
+
+
+def test_float16_learns_as_its_big_batch(two):
+    """On TensorFlow's CPU float16 is slow, so a tiny model; each micro-batch rounds by itself: 2e-3."""
+
+    def run(strategy, micro_batches):
+        with strategy.scope():
+            keras.utils.set_random_seed(3)
+            inputs = keras.Input((8, 8, 1))
+            hidden = keras.layers.Dense(4, "relu", dtype="mixed_float16")(keras.layers.Flatten()(inputs))
+            model = Model(inputs, keras.layers.Dense(10, dtype="float32")(hidden))
+            optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+            model.compile(accumulate.Accumulating(optimizer, micro_batches), cross_entropy)
+        model.fit(batches(GROUP // micro_batches, 2 * GROUP), shuffle=False, verbose=0)
+        return Run.of(f"{micro_batches} micro-batches", model)
+
+    assert_equal(run(alone, 1), run(two, K), relative=2e-3, reason="float16 sums, rounded to 11 bits in another order")
+
+
+@pytest.mark.parametrize("saved_on, restored_on", [(1, 2), (2, 1)])
+def test_a_checkpoint_in_the_middle_of_a_group(two, tmp_path, saved_on, restored_on):
+    """Six of ten micro-batches on some replicas, the rest on others."""
+    optimizer, rows = OPTIMIZERS["adam"], 10 * MICRO_BATCH
+    strategies = {1: alone, 2: two}
+    for replicas, done, todo in ((saved_on, 0, 6), (restored_on, 6, 4)):
+        strategy = strategies[replicas]
+        model = new_model(strategy, optimizer)
+        point = training.ResumePoint(tmp_path, model, model.optimizer)
+        if done:
+            assert point.restore() * K + model.optimizer.added.numpy() == done
+        step, rest = loop_step(strategy, model)
+        for batch in strategy.experimental_distribute_dataset(batches(MICRO_BATCH, rows).skip(done).take(todo)):
+            step(batch)
+        point.save()
+    rest()
+    assert_equal(Run("big batch", big_batch(optimizer, rows).weights), Run.of("resumed", model), **FLOAT32)
+
+
+def test_a_keras_file_in_the_middle_of_a_group(tmp_path):
+    optimizer, rows = OPTIMIZERS["adam"], 2 * GROUP
+    model = new_model(alone, optimizer, kind=keras.Model)
+    model.fit(batches(MICRO_BATCH, rows).take(6), shuffle=False, verbose=0)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    again.fit(batches(MICRO_BATCH, rows).skip(6), shuffle=False, verbose=0)
+    assert_equal(Run("big batch", big_batch(optimizer, rows).weights), Run.of("resumed", again), **FLOAT32)
+
+
+def test_an_embedding_accumulates():
+    tokens = np.random.default_rng(0).integers(0, 32, (16, 9))
+
+    def run(size, optimizer):
+        model = models.transformer(32, 8, layers=1, width=16, heads=2)
+        model.compile(optimizer, cross_entropy)
+        model.fit(tokens[:, :-1], tokens[:, 1:], batch_size=size, shuffle=False, verbose=0)
+        weights = Run.of(f"batches of {size}", model).weights
+        # No loss depends on the key's bias, so its gradient is rounding alone.
+        return Run(f"batches of {size}", {path: value for path, value in weights.items() if "key/bias" not in path})
+
+    sgd = OPTIMIZERS["momentum"]
+    assert_equal(run(16, sgd()), run(4, accumulate.Accumulating(sgd(), 4)), **FLOAT32)
+
+
+def on_two_workers(task, micro_batch, k):
+    """Every optimizer, by fit and by loop; then the bytes that a plain and an accumulating optimizer send for as many micro-batches."""
+
+    class Model(training.MultiWorkerFit, accumulate.ExactGroups, keras.Model):
+        pass
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    micro_batches = batches(micro_batch).with_options(options)
+
+    def new_model(name, size=k):
+        with strategy.scope():
+            network = models.mlp((8, 8, 1), classes=10)
+            model = Model(network.inputs, network.outputs)
+            model.compile(accumulate.Accumulating(OPTIMIZERS[name](), size), cross_entropy)
+            model.optimizer.build(model.trainable_variables)
+        return model
+
+    runs = {}
+    for name in ("momentum", "adam", "clipped adamw"):
+        model = new_model(name)
+        model.fit(micro_batches, shuffle=False, verbose=0)
+        runs[f"fit, {name}"] = Run.of(task.name, model)
+        model = new_model(name)
+        step, rest = loop_step(strategy, model)
+        for batch in strategy.experimental_distribute_dataset(micro_batches):
+            step(batch)
+        rest()
+        runs[f"loop, {name}"] = Run.of(task.name, model)
+
+    def sent_bytes(size):
+        model = new_model("momentum", size)
+        step, _ = loop_step(strategy, model)
+        batch = next(iter(strategy.experimental_distribute_dataset(micro_batches)))
+        counts = []
+        for _ in range(2):  # the first round makes the connections
+            for _ in range(10 * k):
+                step(batch)
+            counts.append(sum(wire.sent_bytes(task.addresses).values()))
+        return counts[1] - counts[0]
+
+    return runs, {size: sent_bytes(size) for size in (1, k)}
+
+
+def test_two_workers_equal_the_big_batch_and_send_a_quarter():
+    # The workers run this file, so that they share its models and steps.
+    results = cluster.run(cluster.Job(f"{__file__}:on_two_workers", arguments={"micro_batch": MICRO_BATCH, "k": K}), show=None).results
+    for runs, sent in results.values():
+        for name, run in runs.items():
+            expected = big_batch(OPTIMIZERS[name.split(", ")[1]])
+            assert_equal(Run("big batch", expected.weights), run, **FLOAT32)
+        # The rest is what the workers say to each other about each step, however small it is.
+        assert sent[K] / sent[1] == pytest.approx(1 / K, abs=0.05)
+
+
+def refused(call) -> str:
+    with pytest.raises(CourseError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_refusals(two):
+    sgd = keras.optimizers.SGD
+    assert "1 micro-batch or more, not 0" in refused(lambda: accumulate.Accumulating("sgd", 0))
+    assert "leave its gradient_accumulation_steps out" in refused(
+        lambda: accumulate.Accumulating(keras.optimizers.LossScaleOptimizer(sgd(gradient_accumulation_steps=2)), 2)
+    )
+    assert "such as 96" in refused(lambda: accumulate.micro_batch_size(100, 3, 4))
+    assert accumulate.micro_batch_size(96, 3, 4) == 8
+    with two.scope():
+        model, unbuilt = models.mlp((8, 8, 1), classes=10), accumulate.Accumulating(sgd(), 2)
+    step = lambda: two.run(lambda: unbuilt.apply([tf.zeros(v.shape) for v in model.trainable_variables], model.trainable_variables))
+    assert "call optimizer.build(model.trainable_variables)" in refused(step)
+    built = new_model(alone, sgd).optimizer
+    assert "3 gradients for 4 variables (none for logits/bias)" in refused(lambda: built.apply([1.0, 1.0, 1.0, None]))
+    assert "ExactGroups is for accumulate.Accumulating" in refused(lambda: Model(model.inputs, model.outputs).compile("sgd", "mse"))
