@@ -59,6 +59,8 @@ class Accumulating(keras.optimizers.Optimizer):
 
     def build(self, variables) -> None:
         """Make the sums, one as large as each variable, and the inner optimizer's variables."""
+        if any(self._overwrite_variable_with_gradient(variable) for variable in variables):
+            raise CourseError("float8 layers replace their scales by gradients, which don't add up: accumulate in another precision.")
         self.sums = [self._local_sum(v.shape, f"{v.path.replace('/', '_')}_sum", like=v) for v in variables]
         self.examples = self._local_sum((), "examples")
         self.added = self.add_variable((), dtype="int32", aggregation="only_first_replica", name="micro_batches_added")
@@ -75,9 +77,11 @@ class Accumulating(keras.optimizers.Optimizer):
         rows   the replica's examples in this micro-batch: every example of the group then counts alike. None:
                every micro-batch counts alike
         """
+        trainable_variables = trainable_variables and list(trainable_variables)
         self._require(grads, trainable_variables)
         rows = 1 / _replicas() if rows is None else rows
-        for total, gradient in zip(self.sums, grads):
+        for variable, gradient in zip(trainable_variables or self._trainable_variables, grads):
+            total = self.sums[self._get_variable_index(variable)]
             self.assign_add(total, _dense(gradient) * ops.cast(rows * _replicas(), total.dtype))
         self.assign_add(self.examples, ops.cast(rows, "float32"))
         self.assign_add(self.added, 1)
@@ -136,7 +140,7 @@ class Accumulating(keras.optimizers.Optimizer):
 
     def _require(self, grads, trainable_variables) -> None:
         if not self.built and trainable_variables is not None and _replicas() == 1:
-            self.build(list(trainable_variables))  # as every Keras optimizer does at its first step
+            self.build(trainable_variables)  # as every Keras optimizer does at its first step
         if not self.built:
             raise CourseError(
                 "the accumulating optimizer has no sums yet: call optimizer.build(model.trainable_variables) "
@@ -222,18 +226,22 @@ class ApplyRest(keras.callbacks.Callback):
     """Update from a group that is not full at the end of an epoch, before its validation; `ExactGroups` brings it."""
 
     def on_train_begin(self, logs=None):
-        self._apply_rest = self.model.optimizer.apply_rest
-        if keras.backend.backend() == "tensorflow":
-            import tensorflow as tf
-
-            strategy, apply_rest = self.model.distribute_strategy, self._apply_rest
-            self._apply_rest = tf.function(lambda: strategy.run(apply_rest))
+        self._update = None
 
     def on_test_begin(self, logs=None):
-        self._apply_rest()
+        self._update = self._update or self._in_replicas(self.model.optimizer.apply_rest)
+        self._update()
 
     def on_epoch_end(self, epoch, logs=None):
-        self._apply_rest()
+        self.on_test_begin()
+
+    def _in_replicas(self, apply_rest):
+        if keras.backend.backend() == "jax":
+            return apply_rest
+        import tensorflow as tf
+
+        # Traced by hand: TensorFlow would take the same line in every model's training for needless retracing, and warn.
+        return tf.function(lambda: self.model.distribute_strategy.run(apply_rest)).get_concrete_function()
 
 
 def _tensorflow_step(model, data):

@@ -284,6 +284,21 @@ def refused(call) -> str:
     return str(caught.value)
 
 
+def test_gradients_may_come_in_any_order():
+    draw = np.random.default_rng(0)
+
+    def run(optimizer, direction):
+        model = models.mlp((8, 8, 1), classes=10)
+        optimizer.build(model.trainable_variables)
+        gradients = [tf.constant(draw.normal(size=v.shape), "float32") for v in model.trainable_variables]
+        optimizer.apply(gradients[::direction], model.trainable_variables[::direction])
+        return gradients, model.get_weights(), models.mlp((8, 8, 1), classes=10).get_weights()
+
+    gradients, after, before = run(accumulate.Accumulating(keras.optimizers.SGD(1.0), 1), -1)
+    for gradient, new, old in zip(gradients, after, before):
+        np.testing.assert_allclose(new, old - gradient, rtol=1e-6)
+
+
 def test_refusals(two):
     sgd = keras.optimizers.SGD
     assert "1 micro-batch or more, not 0" in refused(lambda: accumulate.Accumulating("sgd", 0))
@@ -298,4 +313,7 @@ def test_refusals(two):
     assert "call optimizer.build(model.trainable_variables)" in refused(step)
     built = new_model(alone, sgd).optimizer
     assert "3 gradients for 4 variables (none for logits/bias)" in refused(lambda: built.apply([1.0, 1.0, 1.0, None]))
+    float8 = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+    float8.quantize("float8")
+    assert "accumulate in another precision" in refused(lambda: accumulate.Accumulating("sgd", 2).build(float8.trainable_variables))
     assert "ExactGroups is for accumulate.Accumulating" in refused(lambda: Model(model.inputs, model.outputs).compile("sgd", "mse"))
