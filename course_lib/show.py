@@ -134,6 +134,51 @@ def shards(arrays: Mapping[str, object], caption: str) -> Figure:
     return Figure(canvas, caption)
 
 
+def number_lines(lines: Mapping[str, Sequence[float]], xlabel: str, caption: str, log: bool = False) -> Figure:
+    """One row of ticks per name, a tick for each number, on one axis.
+
+    log  the axis is logarithmic with base 2, and takes numbers above zero
+    """
+    canvas, axes = _axes(height=0.4 * len(lines) + 0.8)
+    colours = [COLOURS[row % len(COLOURS)] for row in range(len(lines))]
+    axes.eventplot(list(lines.values()), lineoffsets=range(len(lines)), linelengths=0.6, linewidths=1.2, colors=colours)
+    axes.set_yticks(range(len(lines)), list(lines))
+    axes.invert_yaxis()
+    axes.set_xlabel(xlabel)
+    if log:
+        axes.set_xscale("log", base=2)
+    return Figure(canvas, caption)
+
+
+def timelines(drawn: Mapping[str, object], caption: str, unit: str = "time, in forwards of one stage") -> Figure:
+    """`pipeline.Timeline`s below each other on one axis: a row per stage, a numbered box per micro-batch, white where it idles.
+
+    drawn  title to timeline, planned or measured; each starts at 0. Forwards are light
+           blue, backwards orange, paler in a stage's further chunks; to the right, the
+           most micro-batches that a stage holds at once
+    """
+    heights = [timeline.stages for timeline in drawn.values()]
+    canvas = Canvas(figsize=(8.4, 0.36 * sum(heights) + 0.62 * len(drawn) + 0.5), layout="constrained")
+    longest = max(timeline.total for timeline in drawn.values())
+    rows = canvas.subplots(len(drawn), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (title, timeline) in zip(rows, drawn.items()):
+        for slot in timeline.slots:
+            colour, start = COLOURS[4 if slot.work.kind == "forward" else 1], slot.start - timeline.start
+            style = {"color": colour, "alpha": 0.45 if slot.work.chunk else 1.0, "edgecolor": "black", "linewidth": 0.5}
+            axes.barh(slot.stage, slot.end - slot.start, left=start, height=0.9, **style)
+            if slot.end - slot.start > longest / 90:  # or its number does not fit
+                middle = start + (slot.end - slot.start) / 2
+                axes.text(middle, slot.stage, slot.work.micro_batch, ha="center", va="center", fontsize=7)
+        for stage, most in enumerate(timeline.peak_in_flight):
+            axes.text(1.01 * longest, stage, f"holds {most}", va="center", fontsize=8)
+        axes.set_title(f"{title}: {timeline.bubble:.0%} idle", loc="left", fontsize=9)
+        axes.set_yticks(range(timeline.stages), [f"stage {stage}" for stage in range(timeline.stages)])
+        axes.set(xlim=(0, longest), ylim=(timeline.stages - 0.5, -0.5))
+        axes.spines[["top", "right"]].set_visible(False)
+    rows[-1].set_xlabel(unit)
+    return Figure(canvas, caption)
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A table in plain text: the first column to the left, the others to the right."""
     cells = [[str(cell) for cell in row] for row in (headers, *rows)]

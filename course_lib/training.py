@@ -1,6 +1,6 @@
 """Training steps: one device as the reference, and replicas that must equal it.
 
-Needs TensorFlow; taught in notebooks/02 and 03. A step minimises the mean loss over
+Needs TensorFlow; taught in notebooks/02, 03 and 09. A step minimises the mean loss over
 the global batch, whatever number of replicas the batch is divided over. The
 classes mend what Keras 3 gets wrong under a strategy; course_lib/support.py says where.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
+from course_lib import precision
 from course_lib.errors import CourseError
 
 
@@ -20,14 +21,17 @@ def single_device_step(model, optimizer, per_example_loss, metrics: Sequence = (
     per_example_loss  (labels, logits) -> (batch,), e.g. a Keras loss with reduction="none"
     metrics           Keras metrics that take (labels, logits)
     Returns           step(x, y) -> the batch's mean loss, a scalar tensor
+    Warns             precision.UnscaledFloat16 for a float16 model and an optimizer without a loss scale
     """
+    precision.warn_unscaled(model, optimizer)
 
     @tf.function
     def step(x, y):
         with tf.GradientTape() as tape:
             logits = model(x, training=True)
             loss = tf.reduce_mean(per_example_loss(y, logits))
-        gradients = tape.gradient(loss, model.trainable_variables)
+            scaled = optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
         for metric in metrics:
             metric.update_state(y, logits)
@@ -46,8 +50,9 @@ def replicated_step(strategy, model, optimizer, per_example_loss, metrics: Seque
 
     Returns  step((x, y)) -> the global batch's mean loss, a scalar tensor;
              x and y as a distributed dataset gives them
+    Warns    as `single_device_step`
     """
-
+    precision.warn_unscaled(model, optimizer)
     with strategy.scope():
         # Built inside the tf.function, it fails: "must feed a value for placeholder" (keras issue 23085).
         optimizer.build(model.trainable_variables)
@@ -57,7 +62,8 @@ def replicated_step(strategy, model, optimizer, per_example_loss, metrics: Seque
         with tf.GradientTape() as tape:
             logits = model(x, training=True)
             loss = tf.reduce_sum(per_example_loss(y, logits)) / tf.cast(global_batch, tf.float32)
-        gradients = tape.gradient(loss, model.trainable_variables)
+            scaled = optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))  # sums them over the replicas
         for metric in metrics:
             metric.update_state(y, logits)

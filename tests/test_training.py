@@ -7,12 +7,13 @@ starts from random weights.
 
 import subprocess
 import sys
+import warnings
 
 import keras
 import pytest
 import tensorflow as tf
 
-from course_lib import data, devices, models, training
+from course_lib import data, devices, models, precision, training
 from course_lib.compare import Run, assert_equal, compare
 
 FLOAT32 = {"relative": 1e-5, "reason": "float32 sums in another order"}
@@ -78,6 +79,28 @@ def test_custom_loop_equals_one_device(strategy, optimizer, rows):
 def test_fit_with_exact_partial_batches_equals_one_device(strategy, optimizer, rows):
     one = fit(tf.distribute.get_strategy(), digits(rows), optimizer, exact=False)
     assert_equal(one, fit(strategy, digits(rows), optimizer, exact=True), **FLOAT32)
+
+
+def test_a_loop_scales_the_loss_that_its_optimizer_unscales(strategy):
+    """A power of two changes no digit, so the plain optimizer's run must come out."""
+
+    def scaled():
+        return training.AgreeingLossScale(keras.optimizers.SGD(0.05, momentum=0.9))
+
+    for here in (tf.distribute.get_strategy(), strategy):
+        assert_equal(loop(here, digits(EVEN), OPTIMIZERS["momentum"]), loop(here, digits(EVEN), scaled), **FLOAT32)
+
+
+def test_a_float16_loop_without_a_loss_scale_is_warned(strategy):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, dtype="mixed_float16")])
+        plain, scaled = keras.optimizers.SGD(0.1), training.AgreeingLossScale(keras.optimizers.SGD(0.1))
+    for make in (training.single_device_step, lambda *rest: training.replicated_step(strategy, *rest)):
+        with pytest.warns(precision.UnscaledFloat16, match="lesson 09"):
+            make(model, plain, per_example_loss)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            make(model, scaled, per_example_loss)
 
 
 def test_the_mixin_changes_nothing_on_one_device():
