@@ -5,6 +5,8 @@ Needs Keras; taught in notebooks/08. `Accumulating` wraps any Keras optimizer, f
 an epoch's end: a group that is not full, a micro-batch that is smaller.
 """
 
+import inspect
+
 import keras
 from keras import ops
 
@@ -20,11 +22,15 @@ def micro_batch_size(global_batch: int, micro_batches: int, replicas: int = 1) -
     micro_batches  parts that each replica computes one after another
     Raises         CourseError when the parts would not be equal
     """
+    if min(global_batch, micro_batches, replicas) < 1:
+        raise CourseError(
+            f"a global batch, its micro-batches and the replicas are 1 or more, not {global_batch}, {micro_batches} and {replicas}."
+        )
     parts = micro_batches * replicas
-    if min(global_batch, micro_batches, replicas) < 1 or global_batch % parts:
+    if global_batch % parts:
         raise CourseError(
             f"a global batch of {global_batch} does not divide into {micro_batches} micro-batches on {replicas} replica(s): "
-            f"take a multiple of {parts}, such as {max(1, round(global_batch / max(parts, 1))) * parts}."
+            f"take a multiple of {parts}, such as {max(1, round(global_batch / parts)) * parts}."
         )
     return global_batch // parts
 
@@ -39,18 +45,20 @@ class Accumulating(keras.optimizers.Optimizer):
     on one device. The sums are variables of the optimizer, so a checkpoint taken in
     the middle of a group holds them.
 
-    For float16 the loss scale goes inside:
-    `Accumulating(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), 4)`.
+    For float16 the loss scale goes inside, and Keras must not put another around it:
+    `Accumulating(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), 4)` and
+    `compile(..., auto_scale_loss=False)`.
 
-    inner_optimizer  any Keras optimizer, or its name; clipping, averages and schedules are its own
+    inner_optimizer  any Keras optimizer, or its name; clipping, averages and schedules are its own.
+                     From `build` on it sums nothing over replicas, and is of no use alone
     micro_batches    k, calls of `apply` per update
-    Raises           CourseError for a k below 1, an inner optimizer that accumulates by itself, a
-                     step before `build`, gradients that are missing
+    Raises           CourseError for a k below 1, an inner optimizer that accumulates by itself, a loss
+                     scale around it, a step before `build`, gradients that are missing
     """
 
     def __init__(self, inner_optimizer, micro_batches: int, name: str | None = None):
-        if micro_batches < 1:
-            raise CourseError(f"a group has 1 micro-batch or more, not {micro_batches}.")
+        if not isinstance(micro_batches, int) or micro_batches < 1:
+            raise CourseError(f"a group has a whole number of micro-batches, 1 or more, not {micro_batches!r}.")
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = keras.optimizers.get(inner_optimizer)
         self.micro_batches = micro_batches
@@ -82,14 +90,15 @@ class Accumulating(keras.optimizers.Optimizer):
         rows = 1 / _replicas() if rows is None else rows
         for variable, gradient in zip(trainable_variables or self._trainable_variables, grads):
             total = self.sums[self._get_variable_index(variable)]
-            self.assign_add(total, _dense(gradient) * ops.cast(rows * _replicas(), total.dtype))
+            self.assign_add(total, ops.cast(_dense(gradient), total.dtype) * ops.cast(rows * _replicas(), total.dtype))
         self.assign_add(self.examples, ops.cast(rows, "float32"))
         self.assign_add(self.added, 1)
         self._update_when(lambda: ops.equal(self.added, self.micro_batches))
 
     def apply_rest(self) -> None:
         """Update from a group that is not full; does nothing where none has begun. Call it as `apply`, in a replica's step."""
-        self._update_when(lambda: ops.greater(self.added, 0))
+        if self.built:
+            self._update_when(lambda: ops.greater(self.added, 0))
 
     def stateless_apply(self, optimizer_variables, grads, trainable_variables, rows=None):
         """JAX's form of `apply`: lists of values in, new lists of values out."""
@@ -115,6 +124,19 @@ class Accumulating(keras.optimizers.Optimizer):
     def learning_rate(self, learning_rate):
         self.inner_optimizer.learning_rate = learning_rate
 
+    @property
+    def loss_scale_factor(self):
+        return False  # not None, which would make Keras leave out the assignment below
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, factor):
+        """Keras sets this when a LossScaleOptimizer takes an optimizer in, as `compile` does under mixed_float16."""
+        if hasattr(self, "inner_optimizer"):
+            raise CourseError(
+                "a loss scale around the accumulation would skip single micro-batches: put it inside, "
+                "Accumulating(keras.optimizers.LossScaleOptimizer(...), k), and compile(..., auto_scale_loss=False)."
+            )
+
     def scale_loss(self, loss):
         return self.inner_optimizer.scale_loss(loss)
 
@@ -127,8 +149,8 @@ class Accumulating(keras.optimizers.Optimizer):
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        inner = keras.saving.deserialize_keras_object(config.pop("inner_optimizer"), custom_objects=custom_objects)
-        return cls(inner, **config)
+        inner = keras.saving.deserialize_keras_object(config["inner_optimizer"], custom_objects=custom_objects)
+        return cls(**{**config, "inner_optimizer": inner})
 
     def _local_sum(self, shape, name: str, like=None):
         """A variable that each replica adds to by itself: it is summed over the replicas when it is read outside of them."""
@@ -146,7 +168,8 @@ class Accumulating(keras.optimizers.Optimizer):
                 "the accumulating optimizer has no sums yet: call optimizer.build(model.trainable_variables) "
                 "before the first step, under strategy.scope() where there is a strategy."
             )
-        missing = [v.path for v, gradient in zip(self._trainable_variables, grads) if gradient is None]
+        variables = trainable_variables or self._trainable_variables
+        missing = [v.path for v, gradient in zip(variables, grads) if gradient is None]
         if missing or len(grads) != len(self.sums):
             raise CourseError(
                 f"{len(grads) - len(missing)} gradients for {len(self.sums)} variables{' (none for ' if missing else ''}"
@@ -191,31 +214,26 @@ class Accumulating(keras.optimizers.Optimizer):
 
 
 class ExactGroups:
-    """Mix into a `keras.Model` so that every example counts alike in `fit` with `Accumulating`, also at an epoch's end.
+    """Mix into a `keras.Model` so that every row counts alike in `fit` with `Accumulating`, also at an epoch's end.
 
     Stock `fit` gives each micro-batch the same weight, however small, and carries a group
     that is not full into the next epoch. This counts rows, and applies what is left
-    before validation and at the end of each epoch. x and y are single tensors.
+    before validation and at the end of each epoch. (A loss that leaves out masked tokens
+    is a mean over tokens; it is not the big batch's, because rows have different numbers of them.)
 
         class Model(accumulate.ExactGroups, keras.Model): pass
         model.compile(accumulate.Accumulating(keras.optimizers.Adam(), 4), loss)
 
-    Raises  CourseError from `compile` for another optimizer, or one that Keras has put a loss scale around
+    Raises  CourseError from `fit` for another optimizer
     """
 
-    def compile(self, *args, **kwargs):
-        super().compile(*args, **kwargs)
-        inner = getattr(self.optimizer, "inner_optimizer", None)
-        if isinstance(inner, Accumulating):
-            raise CourseError(
-                "under mixed_float16 Keras puts a loss scale around the optimizer, which skips single micro-batches: "
-                "write Accumulating(keras.optimizers.LossScaleOptimizer(...), k) and compile(..., auto_scale_loss=False)."
-            )
+    def fit(self, *args, **kwargs):
         if not isinstance(self.optimizer, Accumulating):
             raise CourseError(f"ExactGroups is for accumulate.Accumulating, and this optimizer is {type(self.optimizer).__name__}.")
-
-    def fit(self, *args, callbacks=None, **kwargs):
-        return super().fit(*args, callbacks=[ApplyRest(), *(callbacks or [])], **kwargs)
+        call = inspect.signature(super().fit).bind(*args, **kwargs)
+        callbacks = call.arguments.get("callbacks") or []
+        call.arguments["callbacks"] = [ApplyRest(), *(callbacks if isinstance(callbacks, (list, tuple)) else [callbacks])]
+        return super().fit(*call.args, **call.kwargs)
 
     def train_step(self, *arguments):
         step = _jax_step if keras.backend.backend() == "jax" else _tensorflow_step
@@ -249,7 +267,7 @@ def _tensorflow_step(model, data):
     import tensorflow as tf
 
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    rows = tf.shape(y)[0]
+    rows = tf.shape(keras.tree.flatten(x)[0])[0]
     with tf.GradientTape() as tape:
         predictions = model(x, training=True)
         loss = model.compute_loss(x, y, predictions, sample_weight, training=True)
@@ -270,7 +288,8 @@ def _jax_step(model, state, data):
     (_, (loss, predictions, other, metrics)), gradients = gradients_of(
         trainable, other, metrics, x, y, sample_weight, training=True, optimizer_variables=optimizer
     )
-    trainable, optimizer = model.optimizer.stateless_apply(optimizer, gradients, trainable, rows=len(y))
+    rows = len(keras.tree.flatten(x)[0])
+    trainable, optimizer = model.optimizer.stateless_apply(optimizer, gradients, trainable, rows=rows)
     logs, metrics = model._update_metrics_variables(metrics, loss, x, y, predictions, sample_weight)
     return logs, (trainable, other, optimizer, metrics)
 

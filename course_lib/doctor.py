@@ -37,7 +37,10 @@ NEEDS = {
     "03_multi_worker": Need("tensorflow", replicas=1, packages=(*Need.packages, "psutil", "tf_keras", "jax")),
     "04_parameter_server": Need("tensorflow", replicas=1),
     "05_tpu": Need("jax", replicas=8, packages=("keras", "psutil", "scikit-learn", "matplotlib")),
+    "06_model_parallelism": Need("tensorflow", replicas=2, packages=(*Need.packages, "psutil")),
     "07_tensor_parallelism_and_sharding": Need("jax", replicas=8, packages=("keras", "psutil", "matplotlib")),
+    "08_gradient_accumulation": Need("tensorflow", replicas=2, packages=(*Need.packages, "psutil", "jax")),
+    "09_mixed_precision": Need("tensorflow", replicas=2, packages=(*Need.packages, "psutil", "jax")),
 }
 PROFILE_VIEWER = "tensorboard-plugin-profile"
 NEEDED_MEMORY_BYTES = 3 * GIB  # no lesson holds more at its peak

@@ -158,7 +158,7 @@ def _policy(policy):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # JAX warns that it truncates; the comparison sees it
         kept = all(_dtype(keras.ops.ones((), dtype)) == dtype for dtype in (found.compute_dtype, found.variable_dtype))
-    return found if kept else None
+    return found if kept and keras.backend.is_float_dtype(found.compute_dtype) else None
 
 
 def layer_dtypes(model) -> list[tuple[str, str, str]]:
@@ -181,9 +181,9 @@ class UnscaledFloat16(UserWarning):
 
 
 def warn_unscaled(model, optimizer) -> None:
-    """Warn once, before a custom loop, when the model computes in float16 and the optimizer scales no loss.
+    """Warn, before a custom loop, when a layer of the model computes in float16 and the optimizer scales no loss.
 
-    `compile` with Keras' default wraps the optimizer itself; a custom loop must.
+    `compile` wraps the optimizer itself where the model's own policy is named mixed_float16, and nowhere else.
     """
     import keras
 
@@ -195,9 +195,9 @@ def warn_unscaled(model, optimizer) -> None:
     if halves and not scales:
         smallest = FORMATS["float16"].smallest_subnormal
         warnings.warn(
-            f"{model.name!r} computes in float16 and {type(optimizer).__name__} scales no loss, so gradients "
-            f"below about {smallest:.0e} become zero: wrap it in training.AgreeingLossScale and differentiate "
-            f"optimizer.scale_loss(loss); {LESSON} shows why.",
+            f"{model.name!r} computes in float16 and {type(wrapped[-1]).__name__} scales no loss, so gradients "
+            f"below about {smallest:.0e} become zero: wrap {type(wrapped[-1]).__name__} in training.AgreeingLossScale "
+            f"and differentiate optimizer.scale_loss(loss); {LESSON} shows why.",
             UnscaledFloat16,
             stacklevel=2,
         )

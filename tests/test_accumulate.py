@@ -299,13 +299,57 @@ def test_gradients_may_come_in_any_order():
         np.testing.assert_allclose(new, old - gradient, rtol=1e-6)
 
 
+def test_two_outputs_in_fit():
+    def run(size, optimizer, kind):
+        inputs = keras.Input((8, 8, 1))
+        x = keras.layers.Flatten()(inputs)
+        heads = [keras.layers.Dense(10, kernel_initializer=keras.initializers.GlorotUniform(seed=seed))(x) for seed in (1, 2)]
+        model = kind(inputs, heads)
+        model.compile(optimizer, [cross_entropy, cross_entropy])
+        model.fit(batches(size).map(lambda x, y: (x, (y, y))), shuffle=False, verbose=0)
+        return Run.of(f"batches of {size}", model)
+
+    sgd = OPTIMIZERS["momentum"]
+    assert_equal(run(GROUP, sgd(), keras.Model), run(MICRO_BATCH, accumulate.Accumulating(sgd(), K), Model), **FLOAT32)
+
+
+@pytest.mark.parametrize("policy", ["bfloat16", "float16"])
+def test_weights_of_half_precision_are_summed_in_float32(policy):
+    def run(size, optimizer):
+        model = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10, dtype=policy)])
+        model.set_weights([np.zeros((64, 10)), np.zeros(10)])
+        optimizer.build(model.trainable_variables)
+        for x, y in batches(size, GROUP):
+            with tf.GradientTape() as tape:
+                loss = cross_entropy(y, model(x))
+            optimizer.apply(tape.gradient(loss, model.trainable_variables))
+        return Run(f"batches of {size}", {v.path: np.float32(v) for v in model.weights})
+
+    adam = OPTIMIZERS["adam"]
+    big, group = run(GROUP, adam()), run(MICRO_BATCH, accumulate.Accumulating(adam(), K))
+    assert_equal(big, group, relative=2e-2, reason=f"each micro-batch's gradient is rounded to {policy}")
+
+
+def test_a_model_with_exact_groups_goes_on_from_its_file(tmp_path):
+    optimizer, rows = OPTIMIZERS["adam"], 2 * GROUP
+    model = new_model(alone, optimizer)
+    model.fit(batches(MICRO_BATCH, GROUP), shuffle=False, verbose=0, callbacks=keras.callbacks.History())
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras", custom_objects={"Model": Model})
+    again.fit(batches(MICRO_BATCH, rows).skip(K), shuffle=False, verbose=0)
+    assert again.optimizer.iterations.numpy() == 2
+    assert_equal(Run("big batch", big_batch(optimizer, rows).weights), Run.of("resumed", again), **FLOAT32)
+
+
 def test_refusals(two):
     sgd = keras.optimizers.SGD
-    assert "1 micro-batch or more, not 0" in refused(lambda: accumulate.Accumulating("sgd", 0))
+    for k in (0, 2.5, "4", None):
+        assert f"1 or more, not {k!r}" in refused(lambda: accumulate.Accumulating("sgd", k))
     assert "leave its gradient_accumulation_steps out" in refused(
         lambda: accumulate.Accumulating(keras.optimizers.LossScaleOptimizer(sgd(gradient_accumulation_steps=2)), 2)
     )
     assert "such as 96" in refused(lambda: accumulate.micro_batch_size(100, 3, 4))
+    assert "are 1 or more, not 16, 0 and 1" in refused(lambda: accumulate.micro_batch_size(16, 0))
     assert accumulate.micro_batch_size(96, 3, 4) == 8
     with two.scope():
         model, unbuilt = models.mlp((8, 8, 1), classes=10), accumulate.Accumulating(sgd(), 2)
@@ -316,4 +360,13 @@ def test_refusals(two):
     float8 = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
     float8.quantize("float8")
     assert "accumulate in another precision" in refused(lambda: accumulate.Accumulating("sgd", 2).build(float8.trainable_variables))
-    assert "ExactGroups is for accumulate.Accumulating" in refused(lambda: Model(model.inputs, model.outputs).compile("sgd", "mse"))
+    plain = Model(model.inputs, model.outputs)
+    plain.compile("sgd", cross_entropy)
+    assert "ExactGroups is for accumulate.Accumulating" in refused(lambda: plain.fit(batches(GROUP), verbose=0))
+    for scale in (keras.optimizers.LossScaleOptimizer, training.AgreeingLossScale):
+        assert "put it inside" in refused(lambda: scale(accumulate.Accumulating("sgd", 2)))
+    half = keras.Model(model.inputs, model.outputs)
+    half.dtype_policy = keras.DTypePolicy("mixed_float16")
+    scaled = keras.optimizers.LossScaleOptimizer(sgd())
+    assert "auto_scale_loss=False" in refused(lambda: half.compile(accumulate.Accumulating(scaled, 2), cross_entropy))
+    half.compile(accumulate.Accumulating(scaled, 2), cross_entropy, auto_scale_loss=False)

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Callable
+from functools import partial
 
 import tensorflow as tf
 from tensorflow.python.eager import context  # no public call returns a tf.function's partitions
@@ -17,15 +18,17 @@ def where_it_ran(step: Callable, *arguments, kind: str = "MatMul") -> list[tuple
     """
     mark = f"step-{uuid.uuid4().hex}"  # TensorFlow tells of earlier functions as well
 
-    @tf.function
     def marked(*arguments):
         with tf.name_scope(mark):
             return step(*arguments)
 
+    # A partial has no code of its own: TensorFlow would count the calls of `marked` as one function traced too often, and warn.
+    traced = tf.function(partial(marked))
+
     running = context.context()
     running.enable_run_metadata()
     try:
-        marked(*arguments)  # it tells of a graph once, when it is made at the first call
+        traced(*arguments)  # it tells of a graph once, when it is made at the first call
         metadata = running.export_run_metadata()
     finally:
         running.disable_run_metadata()

@@ -16,7 +16,10 @@ MODULES = {
     "03_multi_worker": "ex03",
     "04_parameter_server": "ex04",
     "05_tpu": "ex05",
+    "06_model_parallelism": "ex06",
     "07_tensor_parallelism_and_sharding": "ex07",
+    "08_gradient_accumulation": "ex08",
+    "09_mixed_precision": "ex09",
 }
 
 
