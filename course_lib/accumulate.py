@@ -190,11 +190,10 @@ class Accumulating(keras.optimizers.Optimizer):
 
     def _update(self) -> None:
         """The group's one communication, and the update from it, on one of TensorFlow's replicas."""
-        import tensorflow as tf
+        from course_lib.training import sum_over_replicas  # not where JAX stands alone: it needs TensorFlow
 
-        own = [variable.value.read_value() for variable in (self.examples, *self.sums)]
-        examples, *sums = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, own)
-        self.inner_optimizer.apply([total / tf.cast(examples, total.dtype) for total in sums], self._trainable_variables)
+        examples, *sums = sum_over_replicas([variable.value.read_value() for variable in (self.examples, *self.sums)])
+        self.inner_optimizer.apply([total / ops.cast(examples, total.dtype) for total in sums], self._trainable_variables)
         for variable in (*self.sums, self.examples, self.added):
             self.assign(variable, ops.zeros_like(variable))
 
