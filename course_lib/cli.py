@@ -213,11 +213,13 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("notebook", type=Path, metavar="NOTEBOOK", help="a lesson's or an exercise's file")
     added.add_argument("--out", type=Path, metavar="FILE", help="the file to write; NAME_colab.ipynb here by default")
 
-    # These two import no framework, so that --help stays quick.
+    # These import no framework, so that --help stays quick.
     from course_lib.cluster.command import add_commands
+    from course_lib.plan import command as planning
     from course_lib.tpu.command import EXAMPLE, add_arguments, compile_model
 
     add_arguments(command("compile", compile_model, EXAMPLE))
+    planning.add_arguments(command("plan", planning.plan, planning.EXAMPLE))
 
     text = "Run a distributed job on this machine, or write it for Slurm or Kubernetes."
     add_commands(commands.add_parser("cluster", help=text, description=text))

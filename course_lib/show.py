@@ -179,6 +179,30 @@ def timelines(drawn: Mapping[str, object], caption: str, unit: str = "time, in f
     return Figure(canvas, caption)
 
 
+def plans(drawn: Mapping[str, object], caption: str = "") -> Figure:
+    """`plan.Prediction`s as stacked bars: memory by kind with the device's limit dashed, and the step's time by kind.
+
+    drawn    title to prediction
+    caption  by default, each one's memory and time in words
+    """
+    canvas = Canvas(figsize=(8.4, 0.75 * len(drawn) + 2.2), layout="constrained")
+    sides = canvas.subplots(2, 1)
+    memories = {title: {kind: size / 2**30 for kind, size in p.memory.kinds.items()} for title, p in drawn.items()}
+    _stacked(sides[0], memories, "memory of a device, GiB")
+    for row, prediction in enumerate(drawn.values()):
+        limit = prediction.cluster.chip.memory_bytes / 2**30
+        sides[0].vlines(limit, row - 0.4, row + 0.4, color="black", linestyle="--")
+    _stacked(sides[1], {title: p.step.kinds for title, p in drawn.items()}, "a step, seconds")
+    words = [f"{title}: {p.memory.total / 2**30:,.3g} GiB, {p.step.total:,.3g} s, {p.verdict}" for title, p in drawn.items()]
+    return Figure(canvas, caption or "; ".join(words) + ". Dashed: the device's memory.")
+
+
+def save(figure: Figure, path) -> None:
+    """Write a figure with its caption as a PNG file."""
+    pictures, _ = figure._repr_mimebundle_()
+    path.write_bytes(pictures["image/png"])
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A table in plain text: the first column to the left, the others to the right."""
     cells = [[str(cell) for cell in row] for row in (headers, *rows)]
@@ -196,6 +220,21 @@ def source(function) -> str:
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
         del lines[first.lineno - 1 : first.end_lineno]
     return "\n".join(line for number, line in enumerate(lines) if line or number != first.lineno - 1)
+
+
+def _stacked(axes, bars: Mapping[str, Mapping[str, float]], xlabel: str) -> None:
+    """Horizontal bars of named parts, one bar per title; a part that is nothing everywhere is left out."""
+    kinds = [kind for kind in next(iter(bars.values())) if any(parts[kind] for parts in bars.values())]
+    left = [0.0] * len(bars)
+    for kind, colour in zip(kinds, COLOURS):
+        widths = [parts[kind] for parts in bars.values()]
+        axes.barh(range(len(bars)), widths, left=left, color=colour, edgecolor="white", height=0.6, label=kind)
+        left = [start + width for start, width in zip(left, widths)]
+    axes.set_yticks(range(len(bars)), bars)
+    axes.invert_yaxis()
+    axes.set_xlabel(xlabel)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, ncols=len(kinds), loc="lower left", bbox_to_anchor=(0, 1), fontsize=8)
 
 
 def _axes(height: float):

@@ -12,9 +12,9 @@ PACKAGE = Path(__file__).parents[1] / "course_lib"
 
 # A module imports those before it, never those after it.
 ORDER = (
-    "errors", "devices", "tfds_compat", "digits", "digits_builder", "data", "models", "precision", "training", "wire",
+    "errors", "show", "report", "devices", "tfds_compat", "digits", "digits_builder", "data", "models", "precision", "training", "wire",
     "parameter_server", "collectives", "accumulate", "pipeline", "layouts", "sharding", "cluster", "tpu", "trace", "measure",
-    "plan", "compare", "support", "grading", "show",
+    "plan", "compare", "support", "grading",
     "doctor", "notebooks", "badges", "colab", "bootstrap", "cli",
 )  # fmt: skip
 DRAWING = {"matplotlib", "ipywidgets"}

@@ -1,0 +1,121 @@
+"""What a planner has to know of a model: a chain of blocks, each with its sizes for one example. Standard library only.
+
+A transformer by numbers (transformer.py) and a Keras model (network.py) both
+become such a chain, so that memory and time need one set of formulas.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from course_lib.errors import CourseError
+from course_lib.pipeline.balance import balance
+
+
+@dataclass(frozen=True)
+class Block:
+    """One part of a model that a pipeline's stage can hold; all sizes but the parameters' are of one example.
+
+    parameters        numbers that are trained
+    split_parameters  those of them that tensor parallelism divides among its devices
+    flops             of the forward pass's matrix products, 2 for each multiplication, without score_flops
+    score_flops       of the attention's two products, queries by keys and scores by values
+    kept              numbers that the forward pass keeps for the backward, on every device of a
+                      tensor-parallel group (unless it splits norms too)
+    kept_split        those that tensor parallelism divides, without kept_scores
+    kept_scores       the attention's scores, which selective recomputation does not keep; tensor parallelism
+                      divides them. 0 for an attention that never stores them
+    masks             bytes, not numbers, kept beside `kept`
+    inputs            numbers that enter the block: all that full recomputation keeps
+    exchanged         numbers that tensor parallelism sums over its devices in the forward pass
+    keys              keys and values, which sequence parallelism passes around
+    logits            numbers of the model's output, which the loss takes in float32
+    """
+
+    name: str
+    parameters: int = 0
+    split_parameters: int = 0
+    flops: float = 0
+    score_flops: float = 0
+    kept: float = 0
+    kept_split: float = 0
+    kept_scores: float = 0
+    masks: float = 0
+    inputs: float = 0
+    exchanged: float = 0
+    keys: float = 0
+    logits: float = 0
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A model as a planner sees it.
+
+    blocks  in the order of the forward pass; a pipeline cuts between them
+    slots   numbers that the optimizer keeps per parameter: 2 for Adam, 1 for momentum, 0 for plain SGD
+    layers  equal blocks between a first and a last one; 0 when the model has no such order
+    tied    parameters of the first block that the last one uses too: a pipeline holds them twice
+    heads   of attention, which tensor parallelism deals out; 0 when there are none
+    """
+
+    name: str
+    blocks: tuple[Block, ...]
+    slots: int = 2
+    layers: int = 0
+    tied: int = 0
+    heads: int = 0
+
+    @property
+    def parameters(self) -> int:
+        return sum(block.parameters for block in self.blocks)
+
+    @property
+    def flops(self) -> float:
+        """Of one example's forward pass."""
+        return sum(block.flops + block.score_flops for block in self.blocks)
+
+    def stages(self, count: int) -> list["Stage"]:
+        """The blocks of each pipeline stage.
+
+        Equal layers are dealt out evenly, as Megatron does it; where they don't
+        divide, the first and the last block count as a layer each, as BLOOM's
+        team came to do it. Other models are balanced by their arithmetic.
+        Raises  CourseError for more stages than blocks
+        """
+        if not self.layers:
+            cuts = balance([block.flops + block.score_flops for block in self.blocks], count)
+        elif count > self.layers:
+            raise CourseError(f"{self.layers} layers can't fill {count} pipeline stages: use {self.layers} or fewer.")
+        elif self.layers % count:
+            cuts = _dealt(len(self.blocks), count)
+        else:
+            each, last = self.layers // count, len(self.blocks)
+            inner = [1 + each * stage for stage in range(1, count)]
+            cuts = [range(start, end) for start, end in zip([0, *inner], [*inner, last])]
+        return [Stage(self.blocks[cut.start : cut.stop]) for cut in cuts]
+
+
+class Stage:
+    """Consecutive blocks on one device or tensor-parallel group.
+
+    runs   (block, how often it comes in a row) pairs: a transformer's layers are one object
+    first  the block that what is sent here enters
+    """
+
+    def __init__(self, blocks: Sequence[Block]):
+        self.runs = [(same[0], len(same)) for same in (list(group) for _, group in groupby(blocks, key=id))]
+        self.first = blocks[0]
+
+    def total(self, size: Callable[[Block], float]) -> float:
+        """The sum of a size over the blocks."""
+        return sum(times * size(block) for block, times in self.runs)
+
+    def largest(self, size: Callable[[Block], float]) -> float:
+        return max(size(block) for block, _ in self.runs)
+
+
+def _dealt(items: int, hands: int) -> list[range]:
+    """Items dealt out in order; the first hands get one more where they don't divide."""
+    each, more = divmod(items, hands)
+    starts = [hand * each + min(hand, more) for hand in range(hands + 1)]
+    return [range(start, end) for start, end in zip(starts, starts[1:])]
