@@ -110,7 +110,7 @@ def simulate(count: int, framework: str = "tensorflow") -> Devices:
         )
     _choose_keras_backend(framework)
     quieten()
-    with _without_start_up_log():
+    with without_start_up_log():
         return {"tensorflow": _simulate_tensorflow, "jax": _simulate_jax}[framework](count)
 
 
@@ -188,7 +188,7 @@ def quieten() -> None:
 
 
 @contextmanager
-def _without_start_up_log() -> Iterator[None]:
+def without_start_up_log() -> Iterator[None]:
     """Keep C++ lines off the notebook: TensorFlow 2.21 prints some at any log level."""
     sys.stderr.flush()
     kept = os.dup(2)

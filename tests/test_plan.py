@@ -13,7 +13,7 @@ import pytest
 from course_lib import collectives, pipeline, plan
 from course_lib.cli import main
 from course_lib.errors import CourseError
-from course_lib.plan import fitting, table
+from course_lib.plan import fitting, table, xla
 from course_lib.plan.blocks import Block, Chain
 from course_lib.plan.calibration import FITTED
 from course_lib.plan.command import MODELS
@@ -240,13 +240,14 @@ GIVEN = ("llama2-7b", "--chip", "h100-80gb", "--chips", "8", "--batch", "64")
         ((*GIVEN, "--data", "8", "--micro-batch", "5"), "64 does not divide into 8 replicas x micro-batches of 5: take a multiple of 40"),
         ((*GIVEN, "--pipeline", "8", "--tensor", "0"), "a layout's tensor is a whole number from 1, not 0"),
         (("layers=2,hidden=64,heads=3,vocabulary=9,sequence_length=4", "--chip", "t4", "--chips", "2", "--tensor", "2", "--batch", "2"), "2 tensor-parallel devices can't share 3 heads"),
-        (("layers=2,hidden=64", "--batch", "2"), "also needs heads, vocabulary, sequence_length"),
-        (("layers=2,width=64", "--batch", "2"), "has no 'width'; it has layers"),
-        (("layers=two", "--batch", "2"), "layers is a whole number, or true or false, not 'two'"),
+        (("layers=2,hidden=64", "--chip", "t4", "--batch", "2"), "also needs heads, vocabulary, sequence_length"),
+        (("layers=2,width=64", "--chip", "t4", "--batch", "2"), "has no 'width'; it has layers"),
+        (("layers=two", "--chip", "t4", "--batch", "2"), "layers is a whole number, or true or false, not 'two'"),
         (("llama2-7b", "--chip", "v100-32gb", "--chips", "8", "--batch", "8", "--precision", "mixed_bfloat16"), "v100-32gb has no matrix products in bfloat16; it has float32, float16"),
         (("llama2-7b", "--chip", "t4", "--chips", "0", "--batch", "8"), "--chips is a whole number from 1, not 0"),
         (("llama2-7b", "--chip", "t4", "--chips", "64", "--batch", "8", "--pipeline", "64", "--precision", "mixed_float16"), "32 layers can't fill 64 pipeline stages"),
         (("--table", "missing.csv", "--out", "x.csv"), "missing.csv cannot be read"),
+        (("llama2-7b", "--batch", "8"), "a transformer by numbers is planned for a chip: add --chip"),
         (("--table", "missing.csv"), "both --table IN.csv and --out OUT.csv"),
     ],
 )  # fmt: skip
@@ -284,3 +285,12 @@ def test_a_model_by_numbers_needs_no_framework():
     code = f"import json, sys; from course_lib.cli import main; main(['plan', *{GIVEN!r}]); print(json.dumps(list(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert not {"tensorflow", "jax", "keras", "numpy"} & set(json.loads(ran.stdout.splitlines()[-1]))
+
+
+def test_on_a_tpu_the_course_transformer_is_counted_as_the_compiler_does():
+    model = plan.Transformer(4, 1024, 8, 8192, 512, tied=False, flash=False)
+    layout = plan.Layout(data=8, micro_batch=8)
+    tpu = plan.Cluster(plan.find_chip("tpu-v5e"), 8)
+    assert plan.predict(model, tpu, layout, 64).memory == xla.compiled_memory(model, layout, 64)
+    other = plan.Layout(data=4, pipeline=2, micro_batch=8)  # which compile_step has not
+    assert plan.predict(model, tpu, other, 64).memory == memory(model.chain(), other, 64, plan.fitted())

@@ -11,6 +11,7 @@ from course_lib.errors import CourseError
 from course_lib.tpu.chips import CHIPS as TPUS
 
 GIB = 2**30
+MEASURED = "measured"  # the family of this machine's devices
 SLICE = 10_000  # a TPU slice has no nodes: its interconnect joins all its chips
 
 
@@ -53,6 +54,11 @@ class Cluster:
 
     chip: Chip
     chips: int
+
+    @property
+    def measured(self) -> bool:
+        """True for this machine, whose steps are predicted by trying their pieces."""
+        return self.chip.family == MEASURED
 
     def link(self, devices: int, apart: int = 1) -> float:
         """Bytes per second that a ring of so many devices carries, of which every `apart`-th chip is one.

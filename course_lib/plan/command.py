@@ -1,7 +1,6 @@
 """`course plan`: memory and time of a training step on chips that are not here. Used by cli.py."""
 
 import argparse
-import contextlib
 import csv
 import json
 import os
@@ -9,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from course_lib import devices
 from course_lib.cluster.program import Program
 from course_lib.errors import CourseError
 from course_lib.plan.blocks import Chain
@@ -66,7 +66,8 @@ def plan(arguments: argparse.Namespace) -> int:
         return _table(arguments.table, arguments.out)
     if not arguments.model or not arguments.batch:
         raise CourseError(f"name a model and its global batch, as in: {EXAMPLE}")
-    model, cluster = _model(arguments.model, arguments.optimizer), _cluster(arguments)
+    cluster = _cluster(arguments)  # before the model: devices are simulated before a framework starts
+    model = _model(arguments.model, arguments.optimizer)
     if any(getattr(arguments, size) is not None for size in SIZES) or cluster.chips == 1:
         answer = predict(model, cluster, _layout(arguments, cluster), arguments.batch, examples_per_second=arguments.examples_per_second)
         fine, drawn = answer.fits, {str(answer.layout): answer}
@@ -115,7 +116,8 @@ def _model(text: str, optimizer: str) -> Transformer | Chain:
 
 def _own(text: str, optimizer: str) -> Chain:
     """A Keras model from a file or from the function that makes it."""
-    with _start_up_unheard():
+    devices.quieten()
+    with devices.without_start_up_log():
         import keras
 
         from course_lib.plan.network import from_keras
@@ -135,20 +137,6 @@ def _own(text: str, optimizer: str) -> Chain:
     except Exception as error:  # the learner's own code
         raise CourseError(f"{text} cannot build its model: {type(error).__name__}: {_first_line(error)}") from None
     return from_keras(model, optimizer)
-
-
-@contextlib.contextmanager
-def _start_up_unheard():
-    """Frameworks write lines to stderr while they load, which no setting stops; an answer should stand alone."""
-    sys.stderr.flush()
-    heard = os.dup(2)
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(heard, 2)
-        os.close(heard)
 
 
 def _first_line(error: Exception) -> str:
@@ -176,6 +164,9 @@ def _cluster(arguments: argparse.Namespace) -> Cluster:
         raise CourseError(f"--chips is a whole number from 1, not {arguments.chips}.")
     if arguments.chip:
         return Cluster(find_chip(arguments.chip), arguments.chips)
+    if arguments.model in MODELS or "=" in arguments.model:
+        raise CourseError(f"a transformer by numbers is planned for a chip: add --chip, such as {', '.join(list(CHIPS)[5:9])}.")
+    devices.simulate(arguments.chips)
     from course_lib.plan.machine import this_machine
 
     return this_machine(arguments.chips)

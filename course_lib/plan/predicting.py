@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from html import escape
 
 from course_lib.errors import CourseError
+from course_lib.plan import xla
 from course_lib.plan.blocks import Chain
 from course_lib.plan.calibration import Calibration, fitted
 from course_lib.plan.clusters import Cluster
 from course_lib.plan.layout import Layout
 from course_lib.plan.memory import GIB, Memory, memory
-from course_lib.plan.step_time import StepTime, step_time
+from course_lib.plan.step_time import StepTime, step_time, with_input
 from course_lib.plan.transformer import Transformer
 
 
@@ -126,14 +127,19 @@ def predict(
         )
     if chain.heads % layout.tensor:
         raise CourseError(f"{layout.tensor} tensor-parallel devices can't share {chain.heads} heads: take a divisor of {chain.heads}.")
-    need = memory(chain, layout, global_batch, constants)
-    step = step_time(chain, cluster, layout, global_batch, constants, examples_per_second)
-    between = lambda total, low, high: (total * low, total * high)  # noqa: E731
-    return Prediction(
-        chain, cluster, layout, global_batch, need, step,
-        between(need.total, constants.memory_low, constants.memory_high),
-        between(step.total, constants.time_low, constants.time_high),
-    )  # fmt: skip
+    if cluster.measured:
+        from course_lib.plan import machine  # needs TensorFlow
+
+        need, step = machine.memory(chain, cluster, layout, global_batch), machine.step_time(chain, cluster, layout, global_batch)
+        around = {"memory": machine.MEMORY_AROUND, "step": machine.TIME_AROUND}
+    else:
+        need, step = memory(chain, layout, global_batch, constants), step_time(chain, cluster, layout, global_batch, constants)
+        around = {"memory": (constants.memory_low, constants.memory_high), "step": (constants.time_low, constants.time_high)}
+    if cluster.chip.family == "tpu" and xla.compilable(model, layout):
+        need, around["memory"] = xla.compiled_memory(model, layout, global_batch), xla.AROUND
+    step = with_input(step, global_batch, examples_per_second)
+    between = {kind: tuple(total * side for side in around[kind]) for kind, total in (("memory", need.total), ("step", step.total))}
+    return Prediction(chain, cluster, layout, global_batch, need, step, between["memory"], between["step"])
 
 
 def in_bytes(size: float) -> str:

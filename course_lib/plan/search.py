@@ -112,7 +112,12 @@ def _preference(prediction: Prediction) -> tuple:
 
 
 def layouts(chain: Chain, cluster: Cluster, global_batch: int, precision: str) -> Iterator[Layout]:
-    """The layouts that `search` tries."""
+    """The layouts that `search` tries; on this machine, where each is tried for real, replicas with one, two or four micro-batches."""
+    if cluster.measured:
+        share = global_batch // cluster.chips
+        parts = [count for count in (1, 2, 4) if share % count == 0 and share >= count and global_batch % cluster.chips == 0]
+        yield from (Layout(cluster.chips, micro_batch=share // count, precision=precision) for count in parts)
+        return
     recompute = ("none", *["selective"] * any(block.kept_scores for block in chain.blocks), "full")
     most_stages = chain.layers or len(chain.blocks)
     for tensor in _divisors(cluster.chips):

@@ -3,7 +3,7 @@
 Sources: Narayanan and others (2021), arXiv 2104.04473, for arithmetic, bubble and
 tensor-parallel traffic; Williams and others (2009), "Roofline", for arithmetic
 beside memory; Rajbhandari and others (2020), arXiv 1910.02054, for ZeRO's traffic;
-Patarasu & Yuan (2009) for the ring's 2 (n - 1) / n.
+Patarasuk & Yuan (2009) for the ring's 2 (n - 1) / n.
 """
 
 from collections.abc import Sequence
@@ -26,6 +26,7 @@ class StepTime:
     tensor   sums over a tensor-parallel or a sequence-parallel group
     data     gradients, and parameters under ZeRO-3, that the backward pass does not hide
     bubble   waiting for the pipeline to fill and to drain, sending between its stages, and for its slowest stage
+    overhead  starting the step, on a machine where that was measured
     input    waiting for data
     """
 
@@ -34,6 +35,7 @@ class StepTime:
     tensor: float
     data: float
     bubble: float
+    overhead: float = 0.0
     input: float = 0.0
 
     @property
@@ -58,12 +60,11 @@ class _Pass:
         return self.compute + self.memory + self.tensor
 
 
-def step_time(chain: Chain, cluster: Cluster, layout: Layout, global_batch: int, constants: Calibration, examples_per_second: float = 0) -> StepTime:
-    """Time of one step.
+def step_time(chain: Chain, cluster: Cluster, layout: Layout, global_batch: int, constants: Calibration) -> StepTime:
+    """Time of one step, with enough data.
 
-    examples_per_second  that the input pipeline can deliver; 0 for enough
-    Raises               CourseError for a batch that does not divide, more stages than layers, or a
-                         precision that the chip has not
+    Raises  CourseError for a batch that does not divide, more stages than layers, or a
+            precision that the chip has not
     """
     stages, m, p = chain.stages(layout.pipeline), layout.micro_batches(global_batch), layout.pipeline
     passes = [_stage(stage, cluster, layout, constants) for stage in stages]
@@ -72,15 +73,19 @@ def step_time(chain: Chain, cluster: Cluster, layout: Layout, global_batch: int,
     hop = _hop(stages, cluster, layout, constants)
     parameters = max(stage_parameters(chain, stage, stages, layout) for stage in range(p))
     update = parameters * 2 * (layout.numbers.master + 4 * chain.slots + 4) / (layout.replicas if layout.zero else 1)
-    time = StepTime(
+    return StepTime(
         compute=m * slowest.compute,
         memory=m * slowest.memory + update / cluster.chip.read_per_second,
         tensor=m * slowest.tensor,
         data=_gradients(parameters, cluster, layout, m) * constants.data_exposed / constants.link,
         bubble=m * hop + (p - 1) / layout.interleave * (mean + hop),
     )
+
+
+def with_input(step: StepTime, global_batch: int, examples_per_second: float) -> StepTime:
+    """The step when an input pipeline beside it delivers so many examples; 0 for enough."""
     fed = global_batch / examples_per_second if examples_per_second else 0
-    return StepTime(**{**time.kinds, "input": max(0.0, fed - time.total)})
+    return replace(step, input=max(0.0, fed - step.total))
 
 
 def _stage(stage: Stage, cluster: Cluster, layout: Layout, constants: Calibration) -> _Pass:

@@ -1,0 +1,83 @@
+"""The planner's memory of a compiled transformer against the TPU compiler's own figures."""
+
+import importlib.util
+
+import pytest
+
+from course_lib import tpu
+from course_lib.errors import CourseError
+from course_lib.plan.layout import Layout
+from course_lib.plan.transformer import Transformer
+from course_lib.plan.xla import CompiledStep, compiled_memory
+
+HAS_COMPILER = importlib.util.find_spec("libtpu") is not None
+compiles = pytest.mark.skipif(not HAS_COMPILER, reason="libtpu, the TPU compiler, is not installed")
+
+# Narrow, because the compiler takes longer over wide layers; and deep, so that the program and on-chip memory are a small part.
+MODEL = Transformer(layers=48, hidden=256, heads=2, vocabulary=512, sequence_length=128, tied=False, flash=False)
+LAYOUTS = {
+    "data": Layout(data=4, micro_batch=8),
+    "fsdp": Layout(data=4, micro_batch=8, zero=3),
+    "data x model": Layout(data=2, tensor=2, micro_batch=8),
+    "remat": Layout(data=4, micro_batch=24, recompute="full"),
+}
+SPLIT = {".*(query|key|value|mlp_in|logits)/kernel": (None, "model"), ".*(attention_out|mlp_out)/kernel": ("model", None)}
+
+
+def compiled(model: Transformer, layout: Layout) -> tpu.Report:
+    """The same step, compiled for v5e:2x2."""
+    sizes = {"layers": model.layers, "width": model.hidden, "heads": model.heads, "vocabulary": model.vocabulary}
+    return tpu.compile_step(
+        "transformer",
+        "v5e:2x2",
+        layout.data * layout.micro_batch,
+        mesh={"data": layout.data, "model": layout.tensor} if layout.tensor > 1 else {"data": layout.data},
+        layout="fsdp" if layout.zero == 3 else "data",
+        shards=SPLIT if layout.tensor > 1 else {},
+        precision=layout.precision,
+        remat=layout.recompute == "full",
+        arguments={**sizes, "sequence_length": model.sequence_length},
+    )
+
+
+@compiles
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_planner_is_within_a_tenth_of_the_compiler(name):
+    layout = LAYOUTS[name]
+    planned = compiled_memory(MODEL, layout, layout.data * layout.micro_batch)
+    found = compiled(MODEL, layout).memory
+    assert planned.weights + planned.optimizer == pytest.approx(found.parameters + found.optimizer, rel=1e-6)  # Adam counts its steps
+    assert planned.total == pytest.approx(found.total, rel=0.1), f"total {planned.total / found.total - 1:+.1%}: {planned}"
+    assert planned.total - planned.framework == pytest.approx(found.peak, rel=0.1), f"peak: {planned} and {found}"
+
+
+def test_a_pod_of_the_70_billion_model_that_is_stored():
+    """Compiled on another machine: 87 blocks on 512 chips of v5p. The constants were chosen on a thousandth of it."""
+    report = next(each for each in tpu.stored() if each.request.model_name == "transformer")
+    sizes, request = report.request.model["arguments"], report.request
+    model = Transformer(
+        sizes["layers"], sizes["width"], sizes["heads"], sizes["vocabulary"], sizes["sequence_length"], tied=False, flash=False
+    )
+    layout = Layout(data=64, tensor=8, micro_batch=request.batch // 64, recompute="full", zero=3)
+    planned = compiled_memory(model, layout, request.batch)
+    assert planned.total - planned.framework == pytest.approx(report.memory.peak, rel=0.1)
+
+
+def test_a_block_keeps_68_bytes_and_its_scores():
+    """Korthikanti and others' form of it, s b h (68 + 6 a s / h), per block."""
+    step = CompiledStep(MODEL, Layout(micro_batch=3), micro_batches=1)
+    s, h, a = MODEL.sequence_length, MODEL.hidden, MODEL.heads
+    assert step.kept == MODEL.layers * s * 3 * h * (68 + 6 * a * s / h)
+
+
+@pytest.mark.parametrize("model", [Transformer(2, 64, 4, 100, 16), Transformer(2, 64, 4, 100, 16, tied=False, flash=False, gated=True)])
+def test_another_model_is_refused(model):
+    with pytest.raises(CourseError, match="tied=False, flash=False"):
+        compiled_memory(model, Layout(), 1)
+
+
+@pytest.mark.parametrize("change", [{"pipeline": 2}, {"zero": 1}, {"recompute": "selective"}, {"precision": "float16_master"}])
+def test_another_layout_is_refused(change):
+    with pytest.raises(CourseError, match="compile_step splits over data and tensor"):
+        compiled_memory(MODEL, Layout(**change), 8)
