@@ -49,7 +49,8 @@ class Prediction:
     @property
     def model_flops_share(self) -> float:
         """Model FLOPs utilisation: of the chips' peak, what the model's own arithmetic gets."""
-        peak = self.cluster.chip.flops_per_second[self.layout.numbers.format]
+        rates = self.cluster.chip.flops_per_second
+        peak = rates.get(self.layout.numbers.format, max(rates.values()))  # this machine was measured in float32 alone
         return self.model_flops / (self.layout.chips * peak * self.step.total)
 
     @property

@@ -1,0 +1,185 @@
+"""This machine as a cluster: what is tried, and how a step is composed of it. No test compares times."""
+
+from dataclasses import replace
+
+import keras
+import numpy as np
+import pytest
+
+from course_lib import devices, models
+from course_lib.errors import CourseError
+
+tf = pytest.importorskip("tensorflow")
+
+from course_lib.plan import Layout, machine, replay, trace_tensorflow  # noqa: E402
+from course_lib.plan.network import from_keras, input_shapes  # noqa: E402
+from course_lib.plan.pool import FIRST_REGION, PAGE, Pool  # noqa: E402
+
+FOUR = devices.simulate(4).names
+
+
+def float32(replicas: int, rows: int) -> Layout:
+    return Layout(data=replicas, micro_batch=rows, precision="float32")
+
+
+def traced(model, rows: int = 4):
+    return trace_tensorflow.program(model, input_shapes(model, rows))
+
+
+@pytest.fixture(scope="module")
+def here():
+    return {count: machine.this_machine(count, memory=False) for count in (1, 4)}
+
+
+def test_this_machine_is_a_cluster_of_equal_devices(here):
+    for count, found in here.items():
+        assert (found.chips, found.shared, found.devices) == (count, True, FOUR[:count])
+        rates = [found.chip.read_per_second, found.chip.memory_bytes, found.chip.flops_per_second["float32"]]
+        positive = [found.op_seconds, found.start_seconds, *rates]
+        assert all(np.isfinite(positive)) and min(positive) > 0
+    assert here[1].exchange_seconds == 0 and here[1].chip.within == float("inf")
+    assert 0 < here[4].chip.within < float("inf")
+    assert here[4].chip.memory_bytes < here[1].chip.memory_bytes / 2
+
+
+def test_a_step_is_cut_before_each_matrix_product():
+    names = [piece.name for piece in replay.pieces(traced(models.cnn((8, 8, 1), 10, filters=(4, 6), width=16)))]
+    assert names == ["conv1", "conv2", "hidden", "logits"]
+
+
+def test_the_pieces_are_the_whole_pass_and_each_operation_is_in_one():
+    program = traced(models.cnn((8, 8, 1), 10, filters=(4, 6), width=16, batch_norm="local"))
+    pieces = replay.pieces(program)
+    names = [op.name for piece in pieces for op in piece.operations]
+    assert len(names) == len(set(names)) == len(program.trace.operations)
+    kinds = {op.type for op in pieces[0].operations}
+    assert {"Conv2D", "Conv2DBackpropFilter", "Relu", "ReluGrad", "MaxPool", "MaxPoolGrad"} <= kinds
+
+
+def test_equal_blocks_are_tried_once(here):
+    model = models.transformer(50, 12, layers=3, width=16)
+    pieces = replay.pieces(traced(model))
+    assert len({piece.work for piece in pieces}) < len(pieces) / 2
+    trial = machine.prepared(from_keras(model), here[1], float32(1, 2), 6)
+    assert sum(trial.times.values()) == 3 * len(pieces)  # three micro-batches
+
+
+@pytest.mark.parametrize("kind", ["cnn", "transformer"])
+def test_every_piece_runs_alone_on_four_devices(kind):
+    cnn = lambda: models.cnn((8, 8, 1), 10, filters=(4,), width=16, batch_norm="local")  # noqa: E731
+    program = traced(cnn() if kind == "cnn" else models.transformer(50, 12, layers=1, width=16))
+    for piece in replay.pieces(program):
+        replay.replay(program, piece, FOUR)()
+
+
+def test_a_piece_computes_what_the_model_computes():
+    """The gradient of a lone Dense layer, replayed on numbers of ones, against the product by hand."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, use_bias=False)])
+    program = traced(model, rows=5)
+    (piece,) = replay.pieces(program)
+    results = []
+
+    def run_once(devices, run, held):
+        results.extend(tf.function(lambda: run(devices[0], held[0]), autograph=False)())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replay, "_made_up", lambda tensor: tf.ones(tensor.shape, tensor.dtype))
+        patch.setattr(replay, "on_each", run_once)
+        replay.replay(program, piece, FOUR[:1])
+    # The mean square of 1 + 1 + 1: its gradient is the mean of 2 * 3 * 1 over the rows.
+    assert any(result.shape == (3, 1) and np.allclose(result, 6) for result in results)
+    assert any(result.shape == (5, 1) and np.allclose(result, 3) for result in results)
+
+
+def test_an_update_trains_copies_and_leaves_the_model_alone():
+    model = models.mlp((4, 4, 1), 3, width=4)
+    before, network = model.get_weights(), from_keras(model)
+    call = replay.update(network.optimizer, [v.shape for v in model.trainable_variables], FOUR[:2])
+    call()
+    assert all((a == b).all() for a, b in zip(before, model.get_weights()))
+    assert not network.optimizer.built
+
+
+def test_a_machine_can_be_measured_with_other_numbers_of_devices_in_turn():
+    """Its collectives must not take one group of devices for another, nor a MirroredStrategy's for its own."""
+    strategy = tf.distribute.MirroredStrategy(FOUR)
+    one_each = lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0))  # noqa: E731
+    total = tf.function(lambda: strategy.run(one_each), autograph=False)
+    for count in (2, 4):
+        replay.all_reduce(256, FOUR[:count], machine.GROUPS + count)()
+        assert float(strategy.experimental_local_results(total())[0]) == 4
+
+
+def test_a_step_is_composed_of_what_was_tried(here):
+    network = from_keras(models.mlp((8, 8, 1), 10, width=16))
+    trial = machine.prepared(network, here[4], float32(4, 8), 64)  # two micro-batches of 8 on each of four
+    seconds = {name: 3.0 for name in trial.times} | {"nothing": 1.0, "update": 5.0}
+    step = trial.step_time(seconds)
+    assert (step.compute, step.memory, step.overhead) == (2 * 2 * (3 - 1), 5 - 1, here[4].start_seconds)
+    sent_bytes = 2 * 3 / 4 * 4 * network.parameters
+    assert step.data == pytest.approx(here[4].exchange_seconds + sent_bytes / here[4].chip.within)
+
+
+def test_step_time_tries_it_all(here):
+    step = machine.step_time(from_keras(models.mlp((8, 8, 1), 10, width=16)), here[1], float32(1, 8), 8)
+    assert step.total > 0 and step.data == step.tensor == step.bubble == 0
+
+
+@pytest.mark.parametrize(
+    "layout, message",
+    [
+        (Layout(tensor=2, data=2, precision="float32"), "tries data parallelism and accumulation alone"),
+        (Layout(data=4, precision="mixed_bfloat16"), "the layout is in mixed_bfloat16 and the model computes in float32"),
+        (Layout(data=4, micro_batch=3, precision="float32"), "does not divide into 4 replicas"),
+    ],
+)
+def test_what_this_machine_cannot_try_gets_one_clear_line(here, layout, message):
+    with pytest.raises(CourseError, match=message):
+        machine.prepared(from_keras(models.mlp((4, 4, 1), 3, width=4)), here[4], layout, 64)
+
+
+def test_too_few_devices_get_the_remedy():
+    with pytest.raises(CourseError, match=r"needs 9 devices .* 4 logical CPU devices: call devices.simulate\(9\)"):
+        machine.this_machine(9)
+
+
+def test_memory_by_kind(here):
+    network = from_keras(models.cnn((32, 32, 3), 10, filters=(16, 16)))
+    known = replace(here[1], framework_bytes=(1.0, 2.0))
+    small, large = (machine.memory(network, known, float32(1, rows), rows) for rows in (16, 64))
+    assert small.weights == small.gradients == small.optimizer / 2 == 4 * network.parameters
+    assert large.activations == 4 * small.activations == 64 * 4 * sum(block.kept for block in network.blocks)
+    assert large.framework == small.framework == 2.0  # it convolves
+    # The backward pass of the first pooling holds its result beside all that was kept: 32 x 32 x 16 numbers a row.
+    assert large.temporaries >= 64 * 4 * 32 * 32 * 16
+
+
+def test_the_pool_gives_back_what_was_given_back():
+    pool = Pool()
+    first = pool.take(10 * PAGE)
+    pool.give_back(first)
+    again = pool.take(10 * PAGE)
+    assert (again.region, again.start) == (0, 0) and pool.resident_bytes == 10 * PAGE
+
+
+def test_the_pool_wastes_up_to_half_of_a_free_chunk():
+    pool = Pool()
+    held = [pool.take(size * PAGE) for size in (19, 1)]
+    pool.give_back(held[0])
+    assert pool.take(10 * PAGE).size == 19 * PAGE  # not cut: less than twice as large
+    assert pool.resident_bytes == 20 * PAGE  # a page that was used stays
+
+
+def test_the_pool_joins_free_neighbours():
+    pool = Pool()
+    held = [pool.take(size * PAGE) for size in (10, 10, 10, 1)]
+    for chunk in (held[0], held[2], held[1]):
+        pool.give_back(chunk)
+    assert pool.take(30 * PAGE).start == 0 and pool.resident_bytes == 31 * PAGE
+
+
+def test_the_pools_regions_double():
+    pool = Pool()
+    for size in (FIRST_REGION, FIRST_REGION, 5 * FIRST_REGION):
+        pool.take(size)
+    assert [len(pages) * PAGE for pages in pool._pages] == [FIRST_REGION, 2 * FIRST_REGION, 8 * FIRST_REGION]

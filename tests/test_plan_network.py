@@ -1,0 +1,190 @@
+"""A Keras model's blocks against counts by hand, on both backends."""
+
+import json
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from course_lib import models
+from course_lib.errors import CourseError
+from course_lib.plan.network import from_keras
+
+ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+needs_tensorflow = pytest.mark.skipif(not ON_TENSORFLOW, reason="counts what TensorFlow keeps")
+
+
+class Subclassed(keras.Model):
+    """Two Dense layers with a residual between them, written by hand."""
+
+    def __init__(self):
+        super().__init__(name="subclassed")
+        self.first, self.last = keras.layers.Dense(16, name="first"), keras.layers.Dense(4, name="last")
+
+    def call(self, x):
+        return self.last(self.first(x) + x)
+
+
+def by_name(network) -> dict:
+    return {block.name: block for block in network.blocks}
+
+
+def sizes(network, kind: str) -> dict:
+    return {block.name: getattr(block, kind) for block in network.blocks}
+
+
+def trainable(model) -> int:
+    return sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+
+
+def test_an_mlp_by_hand():
+    network = from_keras(models.mlp((8, 8, 1), 10, width=32))
+    assert sizes(network, "flops") == {"hidden": 2 * 64 * 32, "logits": 2 * 32 * 10}
+    assert sizes(network, "parameters") == {"hidden": 64 * 32 + 32, "logits": 32 * 10 + 10}
+    assert sizes(network, "inputs") == {"hidden": 64, "logits": 32}
+    assert sizes(network, "logits") == {"hidden": 0, "logits": 10}
+
+
+@needs_tensorflow
+def test_what_an_mlp_keeps():
+    """The first product's input, the ReLU's result for its own gradient and the second product, the loss's softmax."""
+    assert sizes(from_keras(models.mlp((8, 8, 1), 10, width=32)), "kept") == {"hidden": 64 + 32, "logits": 10}
+
+
+def test_a_cnn_by_hand():
+    network = from_keras(models.cnn((8, 8, 3), 10, filters=(4, 6), width=16))
+    flops = {"conv1": 2 * 64 * 4 * 27, "conv2": 2 * 16 * 6 * 36, "hidden": 2 * 4 * 6 * 16, "logits": 2 * 16 * 10}
+    assert {name: found for name, found in sizes(network, "flops").items() if found} == flops
+    assert sizes(network, "parameters") | {"conv1": 27 * 4 + 4, "conv2": 36 * 6 + 6} == sizes(network, "parameters")
+    assert network.parameters == trainable(models.cnn((8, 8, 3), 10, filters=(4, 6), width=16))
+
+
+@needs_tensorflow
+def test_what_a_cnn_keeps():
+    """A ReLU's result serves its gradient and the pooling's: it counts once. So does what a pooling hands on."""
+    kept = sizes(from_keras(models.cnn((8, 8, 3), 10, filters=(4, 6), width=16)), "kept")
+    relus, pools = {"relu1": 64 * 4, "relu2": 16 * 6}, {"pool1": 16 * 4, "pool2": 4 * 6}
+    assert kept == {"conv1": 64 * 3, "conv2": 0, **relus, **pools, "hidden": 16, "logits": 10}
+
+
+def test_batch_normalization_trains_two_numbers_per_channel_and_keeps_its_input():
+    model = models.cnn((8, 8, 1), 10, filters=(4,), width=16, batch_norm="local")
+    network = from_keras(model)
+    block = by_name(network)["norm1"]
+    assert (block.parameters, block.flops) == (2 * 4, 0)
+    assert block.kept >= 64 * 4
+    assert network.parameters == trainable(model) < model.count_params()
+
+
+def test_a_transformer_by_hand():
+    s, h, heads, vocabulary = 12, 64, 4, 50
+    network = from_keras(models.transformer(vocabulary, s, layers=2, width=h, heads=heads))
+    assert network.parameters == trainable(models.transformer(vocabulary, s, layers=2, width=h, heads=heads))
+    assert sum(block.flops for block in network.blocks) == 2 * 2 * s * 12 * h * h + 2 * s * h * vocabulary
+    assert sum(block.score_flops for block in network.blocks) == 2 * 4 * s * s * h
+    assert network.blocks[-1].logits == s * vocabulary
+
+
+def test_a_subclassed_model_that_was_called():
+    model = Subclassed()
+    model(np.zeros((5, 16), "float32"))
+    network = from_keras(model)
+    assert sizes(network, "flops") == {"first": 2 * 16 * 16, "last": 2 * 16 * 4}
+    assert sizes(network, "parameters") == {"first": 16 * 17, "last": 17 * 4}
+    assert sizes(network, "inputs") == {"first": 16, "last": 16}
+
+
+def test_a_shared_layer_has_its_parameters_once_and_its_arithmetic_twice():
+    inputs, shared = keras.Input((8,)), keras.layers.Dense(8, name="shared")
+    model = keras.Model(inputs, keras.layers.Dense(2, name="end")(shared(shared(inputs))))
+    first, second, end = from_keras(model).blocks
+    assert (first.name, first.parameters, second.parameters, end.parameters) == ("shared", 72, 0, 18)
+    assert first.flops == second.flops == 2 * 8 * 8
+
+
+def test_a_nested_model_is_flattened():
+    layers = [keras.layers.Dense(6, name="one"), keras.layers.Dense(5, name="two")]
+    inner, inputs = keras.Sequential([keras.Input((8,)), *layers], name="inner"), keras.Input((8,))
+    model = keras.Model(inputs, keras.layers.Dense(2, name="end")(inner(inputs)))
+    assert list(sizes(from_keras(model), "flops")) == ["one", "two", "end"]
+
+
+@pytest.mark.parametrize("optimizer, slots", [("adam", 2), ("sgd", 0), (keras.optimizers.SGD(0.1, momentum=0.9), 1)])
+def test_the_optimizer_tells_its_slots(optimizer, slots):
+    assert from_keras(models.mlp((4, 4, 1), 3, width=4), optimizer).slots == slots
+
+
+class Broken(keras.layers.Layer):
+    def call(self, x):
+        raise RuntimeError("no such thing\nand more")
+
+
+def frozen():
+    model = models.mlp((4, 4, 1), 3)
+    model.trainable = False
+    return model
+
+
+def broken():
+    layer = Broken()
+    layer.compute_output_shape = lambda shape: shape
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(4)(inputs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Broken, "call", lambda self, x: x)
+        return keras.Model(inputs, layer(hidden))
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (Subclassed, "unbuilt model 'subclassed': call it once on a batch"),
+        (lambda: "adam", "takes a built keras.Model, not 'adam'"),
+        (frozen, "has no trainable variables"),
+        (lambda: keras.Sequential([keras.Input((None, 4)), keras.layers.Dense(2)]), "input of shape (None, None, 4)"),
+        (broken, "can't be called on 2 examples: RuntimeError"),
+    ],
+)
+def test_what_cannot_be_planned_gets_one_clear_line(make, message):
+    with pytest.raises(CourseError) as caught:
+        from_keras(make())
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_unknown_optimizer_gets_one_clear_line():
+    with pytest.raises(CourseError, match="Keras knows no optimizer 'adamm'"):
+        from_keras(models.mlp((4, 4, 1), 3), "adamm")
+
+
+ON_JAX = """
+import json, sys
+sys.modules["tensorflow"] = None  # importing it fails
+from course_lib import devices; devices.simulate(1, "jax")
+from course_lib import models
+from course_lib.plan.network import from_keras
+facts = {}
+cnn = models.cnn((8, 8, 1), 10, filters=(4,), width=16, batch_norm="local")
+for model in (cnn, models.transformer(50, 12, layers=1)):
+    network = from_keras(model)
+    flops, scores, kept = (sum(getattr(b, kind) for b in network.blocks) for kind in ("flops", "score_flops", "kept"))
+    products = [b.name for b in network.blocks if b.flops]
+    facts[model.name] = [network.parameters, network.slots, flops, scores, products, network.blocks[-1].logits, kept > 0]
+print(json.dumps(facts))
+"""
+
+
+@needs_tensorflow
+def test_jax_counts_the_same_without_tensorflow():
+    """Arithmetic, parameters and blocks are the model's; what is kept is each framework's own affair."""
+    done = subprocess.run([sys.executable, "-c", ON_JAX], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    on_jax = json.loads(done.stdout)
+    cnn = models.cnn((8, 8, 1), 10, filters=(4,), width=16, batch_norm="local")
+    for model in (cnn, models.transformer(50, 12, layers=1)):
+        network = from_keras(model)
+        flops, scores = (sum(getattr(b, kind) for b in network.blocks) for kind in ("flops", "score_flops"))
+        products = [b.name for b in network.blocks if b.flops]
+        logits = network.blocks[-1].logits
+        assert on_jax[model.name] == [network.parameters, network.slots, flops, scores, products, logits, True]
