@@ -41,6 +41,8 @@ NEEDS = {
     "07_tensor_parallelism_and_sharding": Need("jax", replicas=8, packages=("keras", "psutil", "matplotlib")),
     "08_gradient_accumulation": Need("tensorflow", replicas=2, packages=(*Need.packages, "psutil", "jax")),
     "09_mixed_precision": Need("tensorflow", replicas=2, packages=(*Need.packages, "psutil", "jax")),
+    "10_choosing_a_strategy": Need("tensorflow", replicas=4, packages=(*Need.packages, "psutil")),
+    "11_capstone": Need("tensorflow", replicas=4, packages=(*Need.packages, "psutil")),
 }
 PROFILE_VIEWER = "tensorboard-plugin-profile"
 NEEDED_MEMORY_BYTES = 3 * GIB  # no lesson holds more at its peak

@@ -120,8 +120,10 @@ def on_each(devices: Sequence[str], run: Callable, held: Sequence[object]) -> Ca
                 outputs += run(device, values)
         return outputs
 
+    ready = together.get_concrete_function()  # as a tf.function, many of one name would be reported as retracing
+
     def call():
-        outputs = together()
+        outputs = ready()
         if "GPU" in devices[0]:  # a CPU's call comes back when all is done
             [tf.reshape(output, [-1])[:1].numpy() for output in outputs[-1:]]
 

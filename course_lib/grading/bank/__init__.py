@@ -20,6 +20,8 @@ MODULES = {
     "07_tensor_parallelism_and_sharding": "ex07",
     "08_gradient_accumulation": "ex08",
     "09_mixed_precision": "ex09",
+    "10_choosing_a_strategy": "ex10",
+    "11_capstone": "ex11",
 }
 
 
