@@ -131,7 +131,9 @@ def predict(
     if cluster.measured:
         from course_lib.plan import machine  # needs TensorFlow
 
-        need, step = machine.memory(chain, cluster, layout, global_batch), machine.step_time(chain, cluster, layout, global_batch)
+        step = machine.step_time(chain, cluster, layout, global_batch)
+        # The allocator that is played through is the CPU's; a GPU's memory is counted by the formulas.
+        need = machine.memory(chain, cluster, layout, global_batch) if cluster.shared else memory(chain, layout, global_batch, constants)
         around = {"memory": machine.MEMORY_AROUND, "step": machine.TIME_AROUND}
     else:
         need, step = memory(chain, layout, global_batch, constants), step_time(chain, cluster, layout, global_batch, constants)
