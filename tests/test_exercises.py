@@ -32,7 +32,7 @@ def cases(rows, seeds=False) -> list:
     """
     made = []
     for row in rows:
-        marks = (pytest.mark.slow,) if row[1].starts_processes else ()
+        marks = (pytest.mark.slow,) if row[1].takes_long else ()
         for seed in (SEEDS_OF_PROCESSES if marks else SEEDS) if seeds else (None,):
             values, suffix = (row, "") if seed is None else ((*row, seed), f"-{seed}")
             made.append(pytest.param(*values, marks=marks, id=named(*row) + suffix))

@@ -99,7 +99,7 @@ def test_a_program_that_needs_the_notebooks_names_is_refused_before_anything_sta
         workers.job(lambda task: 1)
 
 
-def test_a_check_that_starts_processes_may_not_start_more_to_know_a_mistake():
+def test_a_check_that_takes_long_may_not_start_more_to_know_a_mistake():
     mistake = Mistake("slow", "what", "where", wrong=answer)
     with pytest.raises(ValueError, match="needs a `recognise`"):
-        Question("q1", "t", ("train",), lambda names, seed: {}, (), (mistake,), starts_processes=True)
+        Question("q1", "t", ("train",), lambda names, seed: {}, (), (mistake,), takes_long=True)

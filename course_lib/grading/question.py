@@ -51,7 +51,7 @@ class Question:
     probe     (names, seed) -> plain values; runs beside the learner's code
     targets   every one must hold for the points
     mistakes  tried in order when a target fails; the first that fits is named
-    starts_processes  the probe takes many seconds, so every mistake has a `recognise`
+    takes_long  the probe takes many seconds, so every mistake has a `recognise`
               of its own, and tests run few seeds
     Raises    ValueError when a mistake stands in for other names than asked for,
               or would start processes to be recognised
@@ -64,11 +64,11 @@ class Question:
     targets: tuple[Target, ...]
     mistakes: tuple[Mistake, ...]
     points: int = 1
-    starts_processes: bool = False
+    takes_long: bool = False
 
     def __post_init__(self) -> None:
         for mistake in self.mistakes:
-            if self.starts_processes and not mistake.recognise:
+            if self.takes_long and not mistake.recognise:
                 raise ValueError(f"{self.name}: mistake {mistake.name!r} needs a `recognise`, or it starts processes")
             if set(self.stand_ins(mistake)) != set(self.asks_for):
                 raise ValueError(

@@ -325,7 +325,7 @@ TRAIN = Question(
     title="Train on a cluster of two",
     asks_for=("train", "make_job"),
     probe=probes.probe_train,
-    starts_processes=True,
+    takes_long=True,
     targets=(
         Target("two workers run, and each keeps two replicas in step", _two_in_step),
         Target("in every epoch each row reaches one worker, half of them each", _each_once),
@@ -738,7 +738,7 @@ RECOVERY = Question(
     title="Lose a worker, and nothing else",
     asks_for=("train_through",),
     probe=probes.probe_recovery,
-    starts_processes=True,
+    takes_long=True,
     targets=(
         Target("all workers' losses, before and after the kill, equal the undisturbed run's to 0.001%", _losses_undisturbed),
         Target("after the kill both go on with the step that follows the last save", _goes_on_after_the_save),

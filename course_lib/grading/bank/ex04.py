@@ -635,7 +635,7 @@ TRAIN = Question(
     title="Train on two servers",
     asks_for=("train", "make_job"),
     probe=probes.probe_train,
-    starts_processes=True,
+    takes_long=True,
     targets=(
         Target("two workers and two servers", _two_and_two),
         Target("the table is in two shards, one on each server, within one row of equal", _cut_over_both),
@@ -787,7 +787,7 @@ RECOVERY = Question(
     title="Lose the server, and nothing else",
     asks_for=("train_through",),
     probe=probes.probe_recovery,
-    starts_processes=True,
+    takes_long=True,
     targets=(
         Target("after the kill the run goes on behind the last save", _goes_on_after_the_save),
         Target(f"the optimizer counts {probes.RUN} updates, neither less nor more", _counted_through),

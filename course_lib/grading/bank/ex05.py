@@ -383,7 +383,7 @@ FITS = Question(
     title="Make it fit",
     asks_for=("chip_layout",),
     probe=probes.probe_fit,
-    starts_processes=True,
+    takes_long=True,
     targets=(
         Target("the TPU compiler fits the step into the 16 GiB of each chip", _fits),
         Target("at published peaks, a chip sends for at most 1/4 of the time that it computes (where a compiler can tell)", _sends_little),

@@ -534,7 +534,7 @@ TRANSFORMER = Question(
     title="A transformer in a seventh of the memory",
     asks_for=("layout_keys",),
     probe=probes.probe_layout,
-    starts_processes=True,
+    takes_long=True,
     targets=(
         Target(f"weights and momentum on each device: at most 1/{probes.SHARE} of one device's", _fits),
         Target("model cuts query, key, value, mlp_in and logits by columns, the two layers out by rows", _tensor_parallel),

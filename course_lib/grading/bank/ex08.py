@@ -545,7 +545,7 @@ BIG_STEP = Question(
     title="A big batch under a memory limit",
     asks_for=("big_step",),
     probe=probes.probe_big_step,
-    starts_processes=True,
+    takes_long=True,
     targets=(
         Target("at its peak, at most 1.15 times one micro-batch and a copy of the gradients", _little_memory),
         Target("the weights change as by one step on the whole batch, to 0.01%", _changed_as_the_big_batch),

@@ -505,7 +505,7 @@ RUN = Question(
     title="98%, on four replicas, within a budget",
     asks_for=("train",),
     probe=probes.probe_training,
-    starts_processes=True,  # it doesn't, but takes as long
+    takes_long=True,
     points=2,
     targets=(
         Target("the model trains on all replicas, with identical copies of every trained weight", _on_all_replicas),
