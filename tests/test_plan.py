@@ -5,7 +5,7 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from course_lib.plan.memory import in_flight, kept_bytes, memory
 from course_lib.plan.step_time import step_time
 
 GIB = 2**30
+AROUND = ("memory_low", "memory_high", "time_low", "time_high")  # what the fit leaves, not what it finds
 EXACT = replace(plan.fitted(), fragmentation=1, framework_bytes=0)
 A100 = plan.find_chip("a100-80gb")
 GPT_22B = plan.Transformer(48, 6144, 64, 51200, 2048, flash=False, dropout=True)
@@ -172,12 +173,12 @@ def test_sources_left_out_of_the_fit_are_predicted_well_enough():
 
 @pytest.mark.slow
 def test_fitting_again_gives_what_is_stored():
-    found = fitting.samples(table.read_table(table.PUBLISHED))
-    again = fitting.report(found)
-    stored = json.loads(FITTED.read_text())
-    for kind, sources in stored["left_out"].items():
-        for source, figures in sources.items():
-            assert again["left_out"][kind][source] == pytest.approx(figures, abs=0.005), (kind, source)
+    """To a percent, as far as the rounding to three digits lets it; leaving each source out takes minutes, see fitting.py."""
+    again = asdict(fitting.fit(fitting.samples(table.read_table(table.PUBLISHED))))
+    stored = asdict(plan.fitted())
+    shares = {name: stored[name] for name in again if name not in ("matrix", *AROUND)}
+    assert again["matrix"] == pytest.approx(stored["matrix"], rel=0.01)
+    assert {name: again[name] for name in shares} == pytest.approx(shares, rel=0.01)
 
 
 def rows(**changes):
@@ -235,7 +236,7 @@ GIVEN = ("llama2-7b", "--chip", "h100-80gb", "--chips", "8", "--batch", "64")
     "arguments, words",
     [
         ((), "name a model and its global batch"),
-        (("llama2-7b", "--chip", "a10", "--batch", "8"), "no chip is called 'a10'; near ones are a10g"),
+        (("llama2-7b", "--chip", "a10", "--batch", "8"), "no chip is called 'a10'; near ones are a10-24gb"),
         ((*GIVEN, "--data", "3"), "takes 3 chips and the cluster has 8: their product must be 8"),
         ((*GIVEN, "--data", "8", "--micro-batch", "5"), "64 does not divide into 8 replicas x micro-batches of 5: take a multiple of 40"),
         ((*GIVEN, "--pipeline", "8", "--tensor", "0"), "a layout's tensor is a whole number from 1, not 0"),

@@ -54,7 +54,7 @@ class Question:
     takes_long  the probe takes many seconds, so every mistake has a `recognise`
               of its own, and tests run few seeds
     Raises    ValueError when a mistake stands in for other names than asked for,
-              or would start processes to be recognised
+              or would have the probe run again to be recognised
     """
 
     name: str
@@ -69,7 +69,7 @@ class Question:
     def __post_init__(self) -> None:
         for mistake in self.mistakes:
             if self.takes_long and not mistake.recognise:
-                raise ValueError(f"{self.name}: mistake {mistake.name!r} needs a `recognise`, or it starts processes")
+                raise ValueError(f"{self.name}: mistake {mistake.name!r} needs a `recognise`, or the probe runs again")
             if set(self.stand_ins(mistake)) != set(self.asks_for):
                 raise ValueError(
                     f"{self.name}: mistake {mistake.name!r} must stand in for {', '.join(self.asks_for)}"

@@ -90,6 +90,7 @@ def _tpu(tpu) -> Chip:
 NVIDIA = "https://www.nvidia.com/en-us/data-center/"
 AMPERE = {"float32": 156, "bfloat16": 312, "float16": 312}
 HOPPER = {"float32": 494.5, "bfloat16": 989, "float16": 989, "float8": 1979}
+# T4 (Turing), L4 (Ada) and B200 (Blackwell) count with the family before theirs: of their own no whole run is published.
 # Between nodes: one network card per chip, of 100, 200, 400 Gbit/s as the makers' reference systems have them.
 CHIPS = {
     chip.name: chip
@@ -98,7 +99,7 @@ CHIPS = {
         _gpu("v100-32gb", "volta", 32, {"float32": 15.7, "float16": 125}, 900, (150, 12.5), NVIDIA + "v100/"),
         _gpu("t4", "volta", 16, {"float32": 8.1, "float16": 65}, 320, (16, 6.25), NVIDIA + "tesla-t4/", 4),
         _gpu("l4", "ampere", 24, {"float32": 60, "bfloat16": 121, "float16": 121, "float8": 242}, 300, (32, 12.5), NVIDIA + "l4/"),
-        _gpu("a10g", "ampere", 24, {"float32": 35, "bfloat16": 70, "float16": 70}, 600, (32, 12.5), NVIDIA + "products/a10-gpu/"),
+        _gpu("a10-24gb", "ampere", 24, {"float32": 62.5, "bfloat16": 125, "float16": 125}, 600, (32, 12.5), NVIDIA + "products/a10-gpu/"),
         _gpu("a100-40gb", "ampere", 40, AMPERE, 1555, (300, 25), NVIDIA + "a100/"),
         _gpu("a100-80gb", "ampere", 80, AMPERE, 2039, (300, 25), NVIDIA + "a100/"),
         _gpu("h100-80gb", "hopper", 80, HOPPER, 3350, (450, 50), NVIDIA + "h100/"),
