@@ -207,7 +207,7 @@ def test_a_table_comes_back_with_predictions(tmp_path, capsys):
     assert [bool(text) for text in times] == [True, False, False, False, False]
     assert float(times[0]) == pytest.approx(float(given[0]["step_time_s"]), rel=0.3)
     complaint = capsys.readouterr().err.strip().splitlines()
-    assert complaint == ["course plan: row 5: column hidden holds 'many', which is no number."]
+    assert complaint == ["course plan: row 5: column hidden holds 'many', which is no number from 0."]
 
 
 def test_every_published_row_is_answered_or_left_empty(tmp_path):

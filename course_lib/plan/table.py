@@ -5,6 +5,7 @@ filled in by the rules of `read_run`, and what still lacks stays unpredicted.
 """
 
 import csv
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -54,7 +55,8 @@ def read_run(row: Mapping[str, str]) -> Run | None:
     """
     number = {name: _number(row, name) for name in NUMBERS}
     chip = _chip(row["chip"])
-    if chip is None or any(word in row["model"].lower() for word in EXPERTS) or not all(number[name] for name in ("hidden", "vocab", "seq_len", "microbatch")):
+    experts = any(word in row["model"].lower() for word in EXPERTS)
+    if chip is None or experts or not all(number[name] for name in ("hidden", "vocab", "seq_len", "microbatch")):
         return None
     layout = _layout(row, number, chip)
     shape = _shape(number)
@@ -84,7 +86,8 @@ def read_table(path: Path) -> list[dict[str, str]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
-            rows, columns = list(reader), reader.fieldnames or []
+            columns = reader.fieldnames or []
+            rows = [{name: row[name] or "" for name in columns} for row in reader]  # a short row ends in None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise CourseError(f"{path} cannot be read as a table: {error}.") from None
     missing = [name for name in NEEDED if name not in columns]
@@ -110,9 +113,12 @@ def fill(rows: list[dict[str, str]], constants: Calibration) -> Iterator[tuple[d
 def _number(row: Mapping[str, str], column: str) -> float | None:
     text = (row[column] or "").strip()
     try:
-        return float(text) if text else None
+        number = float(text) if text else None
     except ValueError:
-        raise CourseError(f"column {column} holds {text!r}, which is no number.") from None
+        number = math.nan
+    if number is not None and not 0 <= number < math.inf:
+        raise CourseError(f"column {column} holds {text!r}, which is no number from 0.")
+    return number
 
 
 def _chip(name: str) -> Chip | None:

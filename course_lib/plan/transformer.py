@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from course_lib.errors import CourseError
 from course_lib.plan.blocks import Block, Chain
 
+MOST_LAYERS = 10_000
+
 
 @dataclass(frozen=True)
 class Transformer:
@@ -26,8 +28,8 @@ class Transformer:
     gated            the feed-forward layer has three matrices (SwiGLU), not two
     tied             the output layer shares the embedding's matrix
     flash            the attention keeps no scores (Dao and others 2022, arXiv 2205.14135)
-    dropout          Raises what is kept by one byte per number it covers
-    Raises           CourseError for a number below 1, or heads that don't divide
+    dropout          its masks are kept, a byte for each number that it covers
+    Raises           CourseError for a number below 1, too many layers, or kv_heads that don't divide the heads
     """
 
     layers: int
@@ -48,6 +50,8 @@ class Transformer:
         for name in ("layers", "hidden", "heads", "vocabulary", "sequence_length", "ffn", "kv_heads"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise CourseError(f"a transformer's {name} is a whole number from 1, not {getattr(self, name)!r}.")
+        if self.layers > MOST_LAYERS:
+            raise CourseError(f"a transformer has at most {MOST_LAYERS:,} layers here, not {self.layers:,}.")
         if self.heads % self.kv_heads:
             raise CourseError(f"{self.kv_heads} heads of keys and values can't serve {self.heads} heads: they must divide them.")
 
