@@ -88,6 +88,15 @@ def test_micro_batches_in_flight_are_the_schedules(stages, micro_batches):
     assert [in_flight(stage, layout, micro_batches) for stage in range(stages)] == list(drawn)
 
 
+@pytest.mark.parametrize("stages, micro_batches, chunks", [(2, 4, 2), (4, 8, 2), (4, 8, 3)])
+def test_interleaved_micro_batches_in_flight_are_the_schedules(stages, micro_batches, chunks):
+    """The schedule counts a micro-batch once in each chunk, which holds a v-th of the stage."""
+    drawn = pipeline.interleaved(stages, micro_batches, chunks).timeline().peak_in_flight
+    layout = plan.Layout(pipeline=stages, interleave=chunks)
+    held = [chunks * in_flight(stage, layout, micro_batches) for stage in range(stages)]
+    assert held == pytest.approx(drawn)
+
+
 @pytest.mark.parametrize("stages, micro_batches", [(2, 4), (4, 4), (8, 16)])
 def test_the_bubble_is_the_schedules(stages, micro_batches):
     """Equal stages, nothing sent: idle share of the step = (p - 1) / (m + p - 1)."""
@@ -148,7 +157,7 @@ def test_the_search_ranks_what_fits_and_says_why():
 
 def test_the_search_says_when_nothing_fits():
     found = plan.search(MODELS["gpt3-175b"], plan.Cluster(plan.find_chip("t4"), 4), 8, precision="mixed_float16")
-    assert found.best is None and found.reason.startswith("None of ") and "of 16 GiB" in found.reason
+    assert found.best is None and found.reason.startswith("None of ") and "of 15 GiB" in found.reason
 
 
 # Published runs.
@@ -294,4 +303,5 @@ def test_on_a_tpu_the_course_transformer_is_counted_as_the_compiler_does():
     tpu = plan.Cluster(plan.find_chip("tpu-v5e"), 8)
     assert plan.predict(model, tpu, layout, 64).memory == xla.compiled_memory(model, layout, 64)
     other = plan.Layout(data=4, pipeline=2, micro_batch=8)  # which compile_step has not
-    assert plan.predict(model, tpu, other, 64).memory == memory(model.chain(), other, 64, plan.fitted())
+    counted = memory(model.chain(), other, 64, plan.fitted())
+    assert plan.predict(model, tpu, other, 64).memory == replace(counted, framework=xla.RESERVED_BYTES)

@@ -4,6 +4,7 @@ Figures are per chip, of dense matrices, from the maker's data sheet named in `s
 """
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from course_lib.tpu.chips import CHIPS as TPUS
 
 GIB = 2**30
 MEASURED = "measured"  # the family of this machine's devices
-SLICE = 10_000  # a TPU slice has no nodes: its interconnect joins all its chips
+TPU = "tpu"  # the family of all TPUs
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,11 @@ class Chip:
     """One device of a cluster.
 
     family            chips of one architecture: they reach the same share of their peaks
-    memory_bytes      of its own memory
+    memory_bytes      of its own memory, in all; a GPU's as nvidia-smi shows it
     flops_per_second  peak of matrix products, by the format of their factors. float32's is
                       TF32's where the chip has it, as TensorFlow and JAX use it
     read_per_second   bytes between its memory and the chip
-    per_node          chips that share the fast links
+    per_node          chips that share the fast links; of a TPU, those of its largest slice
     within, between   bytes per second that one chip sends inside its node, and to other nodes
     """
 
@@ -82,9 +83,10 @@ def _gpu(name: str, family: str, gib: float, tera: Mapping[str, float], read: fl
 
 
 def _tpu(tpu) -> Chip:
-    rates = {"bfloat16": tpu.flops_per_second}
     name = tpu.name if tpu.name.startswith("tpu") else f"tpu-{tpu.name}"
-    return Chip(name, "tpu", tpu.memory_bytes, rates, tpu.read_per_second, SLICE, tpu.sent_per_second, tpu.sent_per_second, tpu.source)
+    largest = max(math.prod(map(int, shape.split("x"))) for shape in tpu.shapes)
+    rates, sent = {"bfloat16": tpu.flops_per_second}, tpu.sent_per_second
+    return Chip(name, TPU, tpu.memory_bytes, rates, tpu.read_per_second, largest, sent, sent, tpu.source)
 
 
 NVIDIA = "https://www.nvidia.com/en-us/data-center/"
@@ -95,16 +97,16 @@ HOPPER = {"float32": 494.5, "bfloat16": 989, "float16": 989, "float8": 1979}
 CHIPS = {
     chip.name: chip
     for chip in (
-        _gpu("v100-16gb", "volta", 16, {"float32": 15.7, "float16": 125}, 900, (150, 12.5), NVIDIA + "v100/"),
-        _gpu("v100-32gb", "volta", 32, {"float32": 15.7, "float16": 125}, 900, (150, 12.5), NVIDIA + "v100/"),
-        _gpu("t4", "volta", 16, {"float32": 8.1, "float16": 65}, 320, (16, 6.25), NVIDIA + "tesla-t4/", 4),
-        _gpu("l4", "ampere", 24, {"float32": 60, "bfloat16": 121, "float16": 121, "float8": 242}, 300, (32, 12.5), NVIDIA + "l4/"),
-        _gpu("a10-24gb", "ampere", 24, {"float32": 62.5, "bfloat16": 125, "float16": 125}, 600, (32, 12.5), NVIDIA + "products/a10-gpu/"),
+        _gpu("v100-16gb", "volta", 15.8, {"float32": 15.7, "float16": 125}, 900, (150, 12.5), NVIDIA + "v100/"),
+        _gpu("v100-32gb", "volta", 31.7, {"float32": 15.7, "float16": 125}, 900, (150, 12.5), NVIDIA + "v100/"),
+        _gpu("t4", "volta", 15, {"float32": 8.1, "float16": 65}, 320, (16, 6.25), NVIDIA + "tesla-t4/", 4),
+        _gpu("l4", "ampere", 22.5, {"float32": 60, "bfloat16": 121, "float16": 121, "float8": 242}, 300, (32, 12.5), NVIDIA + "l4/"),
+        _gpu("a10-24gb", "ampere", 22.5, {"float32": 62.5, "bfloat16": 125, "float16": 125}, 600, (32, 12.5), NVIDIA + "products/a10-gpu/"),
         _gpu("a100-40gb", "ampere", 40, AMPERE, 1555, (300, 25), NVIDIA + "a100/"),
         _gpu("a100-80gb", "ampere", 80, AMPERE, 2039, (300, 25), NVIDIA + "a100/"),
-        _gpu("h100-80gb", "hopper", 80, HOPPER, 3350, (450, 50), NVIDIA + "h100/"),
-        _gpu("h200-141gb", "hopper", 141, HOPPER, 4800, (450, 50), NVIDIA + "h200/"),
-        _gpu("b200-180gb", "hopper", 180, {"float32": 1125, "bfloat16": 2250, "float16": 2250, "float8": 4500}, 8000, (900, 50), NVIDIA + "dgx-b200/"),
+        _gpu("h100-80gb", "hopper", 79.6, HOPPER, 3350, (450, 50), NVIDIA + "h100/"),
+        _gpu("h200-141gb", "hopper", 140.4, HOPPER, 4800, (450, 50), NVIDIA + "h200/"),
+        _gpu("b200-180gb", "hopper", 179, {"float32": 1125, "bfloat16": 2250, "float16": 2250, "float8": 4500}, 8000, (900, 50), NVIDIA + "dgx-b200/"),
         *map(_tpu, TPUS.values()),
     )
 }

@@ -3,6 +3,7 @@
 import argparse
 import csv
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -21,8 +22,7 @@ from course_lib.plan.table import PREDICTED, fill, read_table
 from course_lib.plan.transformer import Transformer
 
 EXAMPLE = "course plan gpt3-175b --chip a100-80gb --chips 1024 --batch 1536"
-# Dimensions as their papers print them: Brown and others (2020), arXiv 2005.14165, table 2.1; Touvron and others
-# (2023), arXiv 2307.09288; Dubey and others (2024), arXiv 2407.21783, table 3.
+# Dimensions: Brown and others (2020), arXiv 2005.14165, table 2.1; the released configurations of Llama 2; Dubey and others (2024), arXiv 2407.21783, table 3.
 MODELS = {
     "gpt2-124m": Transformer(12, 768, 12, 50257, 1024),
     "gpt3-175b": Transformer(96, 12288, 96, 50257, 2048),
@@ -32,6 +32,7 @@ MODELS = {
     "llama3-405b": Transformer(126, 16384, 128, 128256, 8192, ffn=53248, kv_heads=8, gated=True, tied=False),
 }
 SIZES = ("data", "tensor", "pipeline", "sequence")
+ONE_LAYOUT = {"micro_batch": None, "recompute": "none", "zero": 0, "interleave": 1}  # and the parser's defaults
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,14 +65,17 @@ def plan(arguments: argparse.Namespace) -> int:
     """Predict memory and time of a training step on chips that need not be here; 0 when something fits, 1 when not."""
     if arguments.table or arguments.out:
         return _table(arguments.table, arguments.out)
-    if not arguments.model or not arguments.batch:
+    if not arguments.model or arguments.batch is None:
         raise CourseError(f"name a model and its global batch, as in: {EXAMPLE}")
+    if arguments.batch < 1 or not 0 <= arguments.examples_per_second < math.inf:
+        raise CourseError("--batch is a whole number from 1, and --examples-per-second a number from 0.")
     cluster = _cluster(arguments)  # before the model: devices are simulated before a framework starts
     model = _model(arguments.model, arguments.optimizer)
     if any(getattr(arguments, size) is not None for size in SIZES) or cluster.chips == 1:
         answer = predict(model, cluster, _layout(arguments, cluster), arguments.batch, examples_per_second=arguments.examples_per_second)
         fine, drawn = answer.fits, {str(answer.layout): answer}
     else:
+        _require_defaults(arguments)
         answer = search(
             model, cluster, arguments.batch, precision=arguments.precision, examples_per_second=arguments.examples_per_second
         )
@@ -80,8 +84,21 @@ def plan(arguments: argparse.Namespace) -> int:
     if arguments.picture and drawn:
         from course_lib import show
 
-        show.save(show.plans(drawn), arguments.picture)
+        try:
+            show.save(show.plans(drawn), arguments.picture)
+        except OSError as error:
+            raise CourseError(f"{arguments.picture} cannot be written: {error.strerror}.") from None
     return 0 if fine else 1
+
+
+def _require_defaults(arguments: argparse.Namespace) -> None:
+    """A search tries these itself."""
+    given = [name for name, default in ONE_LAYOUT.items() if getattr(arguments, name) != default]
+    if given:
+        raise CourseError(
+            f"--{given[0].replace('_', '-')} belongs to one layout, and this call searches them all: "
+            f"add --data, --tensor, --pipeline or --sequence."
+        )
 
 
 def _table(source: Path | None, target: Path | None) -> int:
@@ -177,7 +194,7 @@ def _layout(arguments: argparse.Namespace, cluster: Cluster) -> Layout:
     share = arguments.batch // max(1, sizes["data"]) if sizes["pipeline"] == 1 else 1
     return Layout(
         **sizes,
-        micro_batch=arguments.micro_batch or max(1, share),
+        micro_batch=max(1, share) if arguments.micro_batch is None else arguments.micro_batch,
         recompute=arguments.recompute,
         zero=arguments.zero,
         precision=arguments.precision or cluster.chip.usual_precision,

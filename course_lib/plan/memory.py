@@ -59,10 +59,11 @@ def memory(chain: Chain, layout: Layout, global_batch: int, constants: Calibrati
 def in_flight(stage: int, layout: Layout, micro_batches: int) -> float:
     """Micro-batches whose activations a stage holds at most, under one forward, one backward.
 
-    Interleaved stages start more chunks before the first backward (arXiv 2205.05198, section 4.2.3).
+    Interleaved stages start more chunks before the first backward: arXiv 2205.05198, section 4.2.3, for
+    the first stage; each later one starts two chunks fewer.
     """
     p, v = layout.pipeline, layout.interleave
-    started = p - stage if v == 1 else (p - stage) + (p - 1) / v
+    started = p - stage if v == 1 else p + (p - 1 - 2 * stage) / v
     return min(micro_batches, started)
 
 
@@ -81,7 +82,7 @@ def kept_bytes(block: Block, layout: Layout) -> float:
     if layout.recompute == "full" and not block.logits:
         return share * block.inputs * size / norms
     scores = block.kept_scores if layout.recompute == "none" else 0
-    split = (block.kept_split + scores / layout.sequence) / layout.tensor
+    split = (block.kept_split + scores) / layout.tensor
     gathered = block.kept / 2 if layout.split_norms and layout.keep_gathered else 0
     return share * ((block.kept * size + block.masks) / norms + (split + gathered) * size)
 

@@ -1,13 +1,13 @@
 """What a training step needs in one layout: memory and time by kind, with an interval. Standard library only; taught in notebooks/10."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from course_lib.errors import CourseError
 from course_lib.plan import xla
 from course_lib.plan.blocks import Chain
 from course_lib.plan.calibration import Calibration, fitted
-from course_lib.plan.clusters import Cluster
+from course_lib.plan.clusters import TPU, Cluster
 from course_lib.plan.layout import Layout
 from course_lib.plan.memory import GIB, Memory, memory
 from course_lib.plan.step_time import StepTime, step_time, with_input
@@ -126,6 +126,13 @@ def predict(
             f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} x sequence {layout.sequence} takes "
             f"{layout.chips} chips and the cluster has {cluster.chips}: their product must be {cluster.chips}."
         )
+    if cluster.chip.family == TPU and cluster.chips > cluster.chip.per_node:
+        raise CourseError(f"a slice of {cluster.chip.name} has at most {cluster.chip.per_node:,} chips, and several slices are not planned.")
+    if layout.interleave > 1 and (layout.pipeline == 1 or chain.layers % (layout.pipeline * layout.interleave)):
+        raise CourseError(
+            f"{chain.layers} layers can't be cut into {layout.interleave} chunks for each of {layout.pipeline} pipeline stages: "
+            f"take 2 stages or more, and a product that divides the layers."
+        )
     if chain.heads % layout.tensor:
         raise CourseError(f"{layout.tensor} tensor-parallel devices can't share {chain.heads} heads: take a divisor of {chain.heads}.")
     if cluster.measured:
@@ -138,7 +145,9 @@ def predict(
     else:
         need, step = memory(chain, layout, global_batch, constants), step_time(chain, cluster, layout, global_batch, constants)
         around = {"memory": (constants.memory_low, constants.memory_high), "step": (constants.time_low, constants.time_high)}
-    if cluster.chip.family == "tpu" and xla.compilable(model, layout):
+    if cluster.chip.family == TPU:
+        need = replace(need, framework=xla.RESERVED_BYTES)
+    if cluster.chip.family == TPU and xla.compilable(model, layout):
         need, around["memory"] = xla.compiled_memory(model, layout, global_batch), xla.AROUND
     step = with_input(step, global_batch, examples_per_second)
     between = {kind: tuple(total * side for side in around[kind]) for kind, total in (("memory", need.total), ("step", step.total))}

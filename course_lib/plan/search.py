@@ -100,7 +100,7 @@ def search(
         for layout in layouts(chain, cluster, global_batch, precision or cluster.chip.usual_precision)
     ]
     if not predictions:
-        raise CourseError(f"no layout on {cluster.chips} chips divides a global batch of {global_batch:,}: take a multiple of a divisor of {cluster.chips}.")
+        raise CourseError(f"no layout on {cluster.chips} chips divides a global batch of {global_batch:,}: take a multiple of {cluster.chips}, or fewer chips.")
     fit = sorted((p for p in predictions if p.fits), key=_preference)
     return Search(tuple(fit), tuple(sorted((p for p in predictions if not p.fits), key=lambda p: p.memory.total)))
 

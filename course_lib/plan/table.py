@@ -21,6 +21,7 @@ from course_lib.plan.transformer import Transformer
 
 PUBLISHED = Path(__file__).with_name("runs.csv")
 NUMBERS = ("params_B", "layers", "hidden", "heads", "ffn", "vocab", "seq_len", "n_chips", "dp", "tp", "pp", "microbatch", "global_batch")
+WHOLE = ("layers", "hidden", "heads", "ffn", "vocab", "seq_len")
 WORDS = ("model", "chip", "cp_or_sp", "recompute", "zero_stage/fsdp", "precision")
 NEEDED = (*NUMBERS, *WORDS)
 PREDICTED = ("predicted_mem_GiB", "predicted_step_time_s")
@@ -54,6 +55,9 @@ def read_run(row: Mapping[str, str]) -> Run | None:
     Raises  CourseError naming the column whose number cannot be read
     """
     number = {name: _number(row, name) for name in NUMBERS}
+    broken = next((name for name in WHOLE if number[name] and number[name] % 1), None)
+    if broken:
+        raise CourseError(f"column {broken} holds {row[broken].strip()!r}, which is no whole number.")
     chip = _chip(row["chip"])
     experts = any(word in row["model"].lower() for word in EXPERTS)
     if chip is None or experts or not all(number[name] for name in ("hidden", "vocab", "seq_len", "microbatch")):
@@ -104,10 +108,10 @@ def fill(rows: list[dict[str, str]], constants: Calibration) -> Iterator[tuple[d
             run = read_run(row)
             if run is not None:
                 values = tuple(f"{value:.5g}" for value in predict_row(run, constants))
+                values = values if _number(row, "global_batch") else (values[0], "")  # memory needs no global batch
         except CourseError as error:
             complaint = f"row {number}: {error}"
-        missing = not row["global_batch"].strip() or complaint
-        yield {**row, **dict(zip(PREDICTED, (values[0], "" if missing else values[1])))}, complaint
+        yield {**row, **dict(zip(PREDICTED, values))}, complaint
 
 
 def _number(row: Mapping[str, str], column: str) -> float | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from course_lib.errors import CourseError
 from course_lib.plan.blocks import Block, Chain
 
-MOST_LAYERS = 10_000
+MOST_LAYERS, MOST = 10_000, 10**8
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Transformer:
 
     layers           l
     hidden           h
-    heads            a; they divide h
+    heads            a
     vocabulary       V
     sequence_length  s, tokens of one example
     ffn              units of the feed-forward layer; 4 h by default
@@ -29,7 +29,7 @@ class Transformer:
     tied             the output layer shares the embedding's matrix
     flash            the attention keeps no scores (Dao and others 2022, arXiv 2205.14135)
     dropout          its masks are kept, a byte for each number that it covers
-    Raises           CourseError for a number below 1, too many layers, or kv_heads that don't divide the heads
+    Raises           CourseError for a number below 1 or out of all measure, or kv_heads that don't divide the heads
     """
 
     layers: int
@@ -45,13 +45,12 @@ class Transformer:
     dropout: bool = False
 
     def __post_init__(self):
-        object.__setattr__(self, "ffn", self.ffn or 4 * self.hidden)
-        object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
+        object.__setattr__(self, "ffn", 4 * self.hidden if self.ffn is None else self.ffn)
+        object.__setattr__(self, "kv_heads", self.heads if self.kv_heads is None else self.kv_heads)
         for name in ("layers", "hidden", "heads", "vocabulary", "sequence_length", "ffn", "kv_heads"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise CourseError(f"a transformer's {name} is a whole number from 1, not {getattr(self, name)!r}.")
-        if self.layers > MOST_LAYERS:
-            raise CourseError(f"a transformer has at most {MOST_LAYERS:,} layers here, not {self.layers:,}.")
+            most, given = MOST_LAYERS if name == "layers" else MOST, getattr(self, name)
+            if not isinstance(given, int) or not 1 <= given <= most:
+                raise CourseError(f"a transformer's {name} is a whole number from 1 to {most:,}, not {str(given)[:20]}.")
         if self.heads % self.kv_heads:
             raise CourseError(f"{self.kv_heads} heads of keys and values can't serve {self.heads} heads: they must divide them.")
 

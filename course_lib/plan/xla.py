@@ -20,6 +20,7 @@ MIB = 2**20
 # What no formula gives. Chosen on 21 compiled steps, none of them among those of tests/test_plan_compiler.py: models of
 # 17 to 118 million parameters on v5e, in every layout of compile_step.
 ON_CHIP_BYTES = 96 * MIB  # of the temporaries, what finds a place in v5e's 128 MiB of on-chip memory instead of HBM
+RESERVED_BYTES = 256 * MIB  # of a v5e's 16 GiB the compiler offers 15.75
 AROUND = (0.9, 1.1)  # the compiler's figure over the planner's, for what the docstring below does not name
 PROGRAM_BYTES = 20 * MIB  # machine code: 6 to 30 MiB, whatever the number of blocks
 UNSHARED = 0.6  # of the blocks' gradients, what the compiler counts beside buffers that are dead by then; 0 to 1

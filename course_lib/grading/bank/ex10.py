@@ -295,7 +295,7 @@ def _fits_surely(chosen, sure):
 
 
 def _is_fast(chosen, sure):
-    longer = chosen.step.total / sure[0].step.total - 1
+    longer = chosen.step.total / min(one.step.total for one in sure) - 1
     return longer <= NEAR + EXACT or f"yours takes {longer:.0%} longer"
 
 
