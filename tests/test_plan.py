@@ -225,6 +225,7 @@ def test_every_published_row_is_answered_or_left_empty(tmp_path):
     with target.open(newline="") as file:
         answered = list(csv.DictReader(file))
     assert len(answered) == 710
+    assert [sum(bool(row[name]) for row in answered) > 400 for name in table.PREDICTED] == [True, True]
     assert all(float(row[name]) > 0 for row in answered for name in table.PREDICTED if row[name])
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from course_lib.errors import CourseError
 from course_lib.tpu.chips import CHIPS as TPUS
+from course_lib.tpu.chips import GIB
 
-GIB = 2**30
 MEASURED = "measured"  # the family of this machine's devices
 TPU = "tpu"  # the family of all TPUs
 

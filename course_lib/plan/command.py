@@ -18,7 +18,7 @@ from course_lib.plan.clusters import CHIPS, Cluster, find_chip
 from course_lib.plan.layout import PRECISIONS, RECOMPUTE, ZERO, Layout
 from course_lib.plan.predicting import predict
 from course_lib.plan.search import search
-from course_lib.plan.table import PREDICTED, fill, read_table
+from course_lib.plan.table import NEEDED, PREDICTED, fill, read_table
 from course_lib.plan.transformer import Transformer
 
 EXAMPLE = "course plan gpt3-175b --chip a100-80gb --chips 1024 --batch 1536"
@@ -110,7 +110,7 @@ def _table(source: Path | None, target: Path | None) -> int:
         if complaint:
             complaints += 1
             print(f"course plan: {complaint}", file=sys.stderr)
-    columns = list(rows[0]) if rows else list(PREDICTED)
+    columns = list(rows[0]) if rows else [*NEEDED, *PREDICTED]
     try:
         with target.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns, extrasaction="ignore")

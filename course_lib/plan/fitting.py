@@ -20,7 +20,7 @@ from scipy.optimize import least_squares
 
 from course_lib.errors import CourseError
 from course_lib.plan.calibration import FITTED, Calibration
-from course_lib.plan.memory import GIB
+from course_lib.plan.clusters import GIB
 from course_lib.plan.table import PUBLISHED, Run, predict_row, read_run, read_table
 
 FAMILIES = ("volta", "ampere", "hopper", "tpu")

@@ -7,19 +7,19 @@ under tensor and pipeline parallelism; Narayanan and others (2021), arXiv
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from course_lib.plan.blocks import Block, Chain, Stage
 from course_lib.plan.calibration import Calibration
+from course_lib.plan.kinds import ByKind
 from course_lib.plan.layout import Layout
 
-GIB = 2**30
 CONTEXT_BYTES = 1.6e9  # what a process takes on a GPU before its first tensor, in BLOOM's notes
 FLOAT32_LOGITS = 4 + 4  # bytes per number: the loss's float32 copy, and its gradient's
 
 
 @dataclass(frozen=True)
-class Memory:
+class Memory(ByKind):
     """Bytes of the fullest device at a step's peak.
 
     weights      the copy of the parameters that the forward pass reads
@@ -36,14 +36,6 @@ class Memory:
     activations: float
     temporaries: float
     framework: float = 0
-
-    @property
-    def total(self) -> float:
-        return sum(self.kinds.values())
-
-    @property
-    def kinds(self) -> dict[str, float]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def memory(chain: Chain, layout: Layout, global_batch: int, constants: Calibration) -> Memory:

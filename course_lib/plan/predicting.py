@@ -7,9 +7,9 @@ from course_lib.errors import CourseError
 from course_lib.plan import xla
 from course_lib.plan.blocks import Chain
 from course_lib.plan.calibration import Calibration, fitted
-from course_lib.plan.clusters import TPU, Cluster
+from course_lib.plan.clusters import GIB, TPU, Cluster
 from course_lib.plan.layout import Layout
-from course_lib.plan.memory import GIB, Memory, memory
+from course_lib.plan.memory import Memory, memory
 from course_lib.plan.step_time import StepTime, step_time, with_input
 from course_lib.plan.transformer import Transformer
 
@@ -20,7 +20,8 @@ class Prediction:
 
     memory             of the fullest device, bytes by kind
     step               of the slowest device, seconds by kind
-    memory_interval    bytes: 8 of 10 published runs that the fit had not seen lay so far around their prediction
+    memory_interval    bytes: 8 of 10 published runs that the fit had not seen lay so far around their prediction;
+                       on this machine and for a TPU's compiler, what machine.py and xla.py aim at
     step_interval      seconds, in the same sense
     model_flops        arithmetic of the step that the model asks for, recomputation left out
     """
@@ -135,23 +136,29 @@ def predict(
         )
     if chain.heads % layout.tensor:
         raise CourseError(f"{layout.tensor} tensor-parallel devices can't share {chain.heads} heads: take a divisor of {chain.heads}.")
+    need, around_memory, step, around_step = _figures(model, chain, cluster, layout, global_batch, constants)
+    step = with_input(step, global_batch, examples_per_second)
+    between = lambda total, around: tuple(total * side for side in around)  # noqa: E731
+    intervals = between(need.total, around_memory), between(step.total, around_step)
+    return Prediction(chain, cluster, layout, global_batch, need, step, *intervals)
+
+
+def _figures(model, chain: Chain, cluster: Cluster, layout: Layout, global_batch: int, constants: Calibration):
+    """Memory and time, each with what measured over predicted lies between."""
+    around_memory, around_step = (constants.memory_low, constants.memory_high), (constants.time_low, constants.time_high)
     if cluster.measured:
         from course_lib.plan import machine  # needs TensorFlow
 
-        step = machine.step_time(chain, cluster, layout, global_batch)
         # The allocator that is played through is the CPU's; a GPU's memory is counted by the formulas.
         need = machine.memory(chain, cluster, layout, global_batch) if cluster.shared else memory(chain, layout, global_batch, constants)
-        around = {"memory": machine.MEMORY_AROUND, "step": machine.TIME_AROUND}
-    else:
-        need, step = memory(chain, layout, global_batch, constants), step_time(chain, cluster, layout, global_batch, constants)
-        around = {"memory": (constants.memory_low, constants.memory_high), "step": (constants.time_low, constants.time_high)}
-    if cluster.chip.family == TPU:
-        need = replace(need, framework=xla.RESERVED_BYTES)
-    if cluster.chip.family == TPU and xla.compilable(model, layout):
-        need, around["memory"] = xla.compiled_memory(model, layout, global_batch), xla.AROUND
-    step = with_input(step, global_batch, examples_per_second)
-    between = {kind: tuple(total * side for side in around[kind]) for kind, total in (("memory", need.total), ("step", step.total))}
-    return Prediction(chain, cluster, layout, global_batch, need, step, between["memory"], between["step"])
+        return need, machine.MEMORY_AROUND, machine.step_time(chain, cluster, layout, global_batch), machine.TIME_AROUND
+    step = step_time(chain, cluster, layout, global_batch, constants)
+    if cluster.chip.family != TPU:
+        return memory(chain, layout, global_batch, constants), around_memory, step, around_step
+    if xla.compilable(model, layout):
+        return xla.compiled_memory(model, layout, global_batch), xla.AROUND, step, around_step
+    need = replace(memory(chain, layout, global_batch, constants), framework=xla.RESERVED_BYTES)
+    return need, around_memory, step, around_step
 
 
 def in_bytes(size: float) -> str:

@@ -12,22 +12,23 @@ from dataclasses import dataclass, fields, replace
 from course_lib.errors import CourseError
 from course_lib.plan.blocks import Block, Chain, Stage
 from course_lib.plan.calibration import Calibration
-from course_lib.plan.clusters import Cluster
+from course_lib.plan.clusters import TPU, Cluster
+from course_lib.plan.kinds import ByKind
 from course_lib.plan.layout import Layout
 from course_lib.plan.memory import FLOAT32_LOGITS, boundary_bytes, kept_bytes, stage_parameters
 
 
 @dataclass(frozen=True)
-class StepTime:
+class StepTime(ByKind):
     """Seconds of one step, of the device that takes longest.
 
-    compute  matrix products
-    memory   what lies between them, at the speed of the chip's memory; the optimizer's update
-    tensor   sums over a tensor-parallel or a sequence-parallel group
-    data     gradients, and parameters under ZeRO-3, that the backward pass does not hide
-    bubble   waiting for the pipeline to fill and to drain, sending between its stages, and for its slowest stage
+    compute   matrix products
+    memory    what lies between them, at the speed of the chip's memory; the optimizer's update
+    tensor    sums over a tensor-parallel or a sequence-parallel group
+    data      gradients, and parameters under ZeRO-3, that the backward pass does not hide
+    bubble    waiting for the pipeline to fill and to drain, sending between its stages, and for its slowest stage
     overhead  starting the step, on a machine where that was measured
-    input    waiting for data
+    input     waiting for data
     """
 
     compute: float
@@ -38,26 +39,14 @@ class StepTime:
     overhead: float = 0.0
     input: float = 0.0
 
-    @property
-    def total(self) -> float:
-        return sum(self.kinds.values())
-
-    @property
-    def kinds(self) -> dict[str, float]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
 
 @dataclass(frozen=True)
-class _Pass:
+class _Pass(ByKind):
     """Seconds of one micro-batch, forward and backward."""
 
     compute: float = 0.0
     memory: float = 0.0
     tensor: float = 0.0
-
-    @property
-    def total(self) -> float:
-        return self.compute + self.memory + self.tensor
 
 
 def step_time(chain: Chain, cluster: Cluster, layout: Layout, global_batch: int, constants: Calibration) -> StepTime:
@@ -106,7 +95,7 @@ def _block(block: Block, cluster: Cluster, layout: Layout, constants: Calibratio
     scores = examples * block.score_flops * score_passes / score_rate
     kept = kept_bytes(block, replace(layout, recompute="none"))
     logits = examples * block.logits * (layout.numbers.compute + FLOAT32_LOGITS)
-    traffic = constants.traffic_tpu if cluster.chip.family == "tpu" else constants.traffic
+    traffic = constants.traffic_tpu if cluster.chip.family == TPU else constants.traffic
     ring = _ring(block, cluster, layout, constants)
     return _Pass(
         compute=examples * block.flops * passes / rate + scores,

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from course_lib.errors import CourseError
 from course_lib.plan.calibration import Calibration
-from course_lib.plan.clusters import CHIPS, Chip, Cluster
+from course_lib.plan.clusters import CHIPS, GIB, Chip, Cluster
 from course_lib.plan.layout import Layout
-from course_lib.plan.memory import GIB, memory
+from course_lib.plan.memory import memory
 from course_lib.plan.step_time import step_time
 from course_lib.plan.transformer import Transformer
 
