@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import recorded_mistakes
 
 from course_lib.grading import bank, generate
 from course_lib.grading.asking import ask
@@ -14,11 +15,12 @@ from course_lib.grading.judging import judge, same
 pytest.importorskip("tensorflow")
 
 ROOT = Path(__file__).parents[1]
-SEEDS = (0, 1, 2, 3)
-SEEDS_OF_PROCESSES = (0,)  # a question that starts processes takes some ten seconds for each
+SEEDS = (0, 1)
 EXERCISES = tuple(bank.MODULES)
 QUESTIONS = [(exercise, question) for exercise in EXERCISES for question in bank.questions(exercise)]
 MISTAKES = [(exercise, question, mistake) for exercise, question in QUESTIONS for mistake in question.mistakes]
+LONG = [row for row in MISTAKES if row[1].takes_long]
+RUN = [row for row in MISTAKES if row not in LONG or row[2] is row[1].mistakes[0]]  # the other long ones are recorded
 
 
 def named(*parts) -> str:
@@ -26,14 +28,14 @@ def named(*parts) -> str:
 
 
 def cases(rows, seeds=False) -> list:
-    """One case per row, and per seed if asked; those that start processes run in CI alone.
+    """One case per row, and per seed if asked, one where it takes long; those run in CI alone.
 
     `make test` meets them too: nbval runs each solution notebook with its checks.
     """
     made = []
     for row in rows:
         marks = (pytest.mark.slow,) if row[1].takes_long else ()
-        for seed in (SEEDS_OF_PROCESSES if marks else SEEDS) if seeds else (None,):
+        for seed in SEEDS[: 1 if marks else None] if seeds else (None,):
             values, suffix = (row, "") if seed is None else ((*row, seed), f"-{seed}")
             made.append(pytest.param(*values, marks=marks, id=named(*row) + suffix))
     return made
@@ -41,8 +43,8 @@ def cases(rows, seeds=False) -> list:
 
 every_question = pytest.mark.parametrize("exercise, question", QUESTIONS, ids=[named(*one) for one in QUESTIONS])
 each_question = pytest.mark.parametrize("exercise, question", cases(QUESTIONS))
-each_question_and_seed = pytest.mark.parametrize("exercise, question, seed", cases(QUESTIONS, seeds=True))
-each_mistake_and_seed = pytest.mark.parametrize("exercise, question, mistake, seed", cases(MISTAKES, seeds=True))
+each_mistake_and_seed = pytest.mark.parametrize("exercise, question, mistake, seed", cases(RUN, seeds=True))
+each_recorded_mistake = pytest.mark.parametrize("exercise, question, mistake", LONG, ids=[named(*row) for row in LONG])
 
 
 @pytest.fixture(autouse=True)
@@ -108,16 +110,12 @@ def test_probe_lives_apart_from_the_references(exercise, question):
     assert question.probe.__module__.startswith("course_lib.grading.probes.")
 
 
-@each_question_and_seed
-def test_solution_is_right(exercise, question, seed, solved):
-    answers = ask(question.probe, question.asks_for, solved(exercise), seed)
-    verdict = judge(question, answers, seed)
-    assert verdict.right and verdict.points == question.points, verdict.message
-
-
 @each_question
-def test_inputs_are_drawn_afresh(exercise, question, solved):
-    answers = [ask(question.probe, question.asks_for, solved(exercise), seed) for seed in SEEDS[:2]]
+def test_solution_is_right_on_inputs_that_are_drawn_afresh(exercise, question, solved):
+    answers = [ask(question.probe, question.asks_for, solved(exercise), seed) for seed in SEEDS]
+    for seed, given in zip(SEEDS, answers):
+        verdict = judge(question, given, seed)
+        assert verdict.right and verdict.points == question.points, f"seed {seed}: {verdict.message}"
     assert not same(*answers)
 
 
@@ -132,6 +130,22 @@ def test_blank_fails_as_blank(exercise, question, blank):
 @each_mistake_and_seed
 def test_mistake_fails_and_is_recognised_as_itself(exercise, question, mistake, seed):
     answers = ask(question.probe, question.asks_for, question.stand_ins(mistake), seed)
+    assert_recognised(question, mistake, answers, seed)
+
+
+@each_recorded_mistake
+def test_recorded_mistake_fails_and_is_recognised_as_itself(exercise, question, mistake):
+    answers = recorded_mistakes.read(exercise)[question.name, mistake.name]
+    assert_recognised(question, mistake, answers, recorded_mistakes.SEED)
+
+
+@pytest.mark.parametrize("exercise", sorted({row[0] for row in LONG}))
+def test_the_recording_was_made_with_this_code(exercise):
+    stored = recorded_mistakes.read(exercise)["source"]
+    assert stored == recorded_mistakes.source_digest(exercise), f"run python tests/recorded_mistakes.py {exercise}"
+
+
+def assert_recognised(question, mistake, answers, seed):
     verdict = judge(question, answers, seed)
     assert not verdict.right and verdict.points == 0
     assert verdict.mistake == mistake.name, verdict.message
