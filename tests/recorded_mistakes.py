@@ -1,7 +1,7 @@
 """What the probes of questions that take long answer to their known mistakes, recorded by running every one.
 
 `python tests/recorded_mistakes.py [EXERCISE ...]` runs them again, half a minute each,
-and stores the answers. CI judges all that is stored, and runs one of each question.
+and stores the answers. `make test` judges all that is stored; CI also runs one of each question.
 """
 
 import argparse
@@ -26,10 +26,11 @@ def long_questions(exercise: str) -> list[Question]:
 
 
 def source_digest(exercise: str) -> str:
-    """Of the code that the answers depend on: another digest asks for another recording."""
-    folder, module = ROOT / "course_lib" / "grading", bank.MODULES[exercise]
-    paths = sorted([*folder.glob(f"bank/{module}*.py"), *folder.glob(f"probes/{module}*.py")])
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()
+    """Of the exercise's mistakes and probes, and what all probes share: another digest asks for another recording."""
+    module, others = bank.MODULES[exercise], tuple(name for name in bank.MODULES.values() if name != bank.MODULES[exercise])
+    folder = ROOT / "course_lib" / "grading"
+    paths = sorted([*folder.glob(f"bank/{module}*.py"), *folder.glob("probes/*.py")])
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths if not path.name.startswith(others))).hexdigest()
 
 
 def read(exercise: str) -> dict:
@@ -58,7 +59,8 @@ if __name__ == "__main__":
 
     known = [exercise for exercise in bank.MODULES if long_questions(exercise)]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("exercise", nargs="*", default=known, choices=known)
+    parser.add_argument("exercise", nargs="*", choices=known, help="all of them by default")
+    chosen = parser.parse_args().exercise or known
     devices.simulate(4)
-    for name in parser.parse_args().exercise:
+    for name in chosen:
         record(name)
