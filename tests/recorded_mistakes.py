@@ -59,8 +59,10 @@ if __name__ == "__main__":
 
     known = [exercise for exercise in bank.MODULES if long_questions(exercise)]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("exercise", nargs="*", choices=known, help="all of them by default")
+    parser.add_argument("exercise", nargs="*", help=f"all by default: {', '.join(known)}")
     chosen = parser.parse_args().exercise or known
+    if unknown := set(chosen) - set(known):
+        parser.error(f"no questions that take long in {', '.join(sorted(unknown))}; they are in {', '.join(known)}")
     devices.simulate(4)
     for name in chosen:
         record(name)
