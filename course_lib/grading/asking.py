@@ -40,10 +40,12 @@ def ask(
     asks_for: tuple[str, ...],
     names: Mapping[str, object],
     seed: int,
+    look: Callable[[], None] = lambda: None,
 ) -> dict[str, object]:
     """Probe the learner's names with inputs drawn from the seed.
 
     names    the learner's namespace
+    look     called each time that a function of the learner's has come back
     Returns  the probe's plain values; or, when the code did not get that far,
              {"stopped": {"kind", "line", ...}} with kind "missing", "blank",
              "raised" (and its "error") or "not plain"
@@ -54,7 +56,7 @@ def ask(
         if names[name] is None or names[name] is ...:
             return _stopped("blank", f"{name} is still blank")
     try:
-        watched = {name: _watched(names[name]) for name in asks_for}
+        watched = {name: _watched(names[name], look) for name in asks_for}
         return plain(probe(watched, seed))
     except NotPlain as error:
         return _stopped("not plain", str(error))
@@ -107,7 +109,7 @@ def _missing(name: str, names: Mapping[str, object]) -> str:
     )
 
 
-def _watched(value: object) -> object:
+def _watched(value: object, look: Callable[[], None]) -> object:
     """A function that comes back without an answer counts as blank."""
     if not isinstance(value, FunctionType):
         return value
@@ -115,6 +117,7 @@ def _watched(value: object) -> object:
     @functools.wraps(value)
     def answered(*args, **kwargs):
         result = value(*args, **kwargs)
+        look()
         if result is None or result is ...:
             raise NotImplementedError(f"{value.__name__} returned {result}: {WRITE_HERE}")
         return result

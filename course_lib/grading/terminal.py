@@ -6,14 +6,13 @@ noted beside each verdict and costs no point by itself.
 
 import dataclasses
 import logging
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 from course_lib.errors import CourseError
 from course_lib.grading import bank
-from course_lib.grading.cells import checked_questions, defines, question_tags, read_notebook
+from course_lib.grading.cells import answer_notes, checked_questions, exercise_name, read_notebook
 from course_lib.grading.exercise import VERDICT_MIME
 from course_lib.grading.question import Question
 from course_lib.grading.verdict import Verdict
@@ -36,7 +35,7 @@ def check_notebook(path: str | Path) -> list[Verdict]:
     return [
         dataclasses.replace(
             run.verdicts.get(question.name) or _unchecked(question, run),
-            notes=tuple(_notes(question, cells, run.errors)),
+            notes=tuple(answer_notes(question, cells, run.errors)),
         )
         for question in questions
     ]
@@ -44,8 +43,7 @@ def check_notebook(path: str | Path) -> list[Verdict]:
 
 def _exercise_name(cells: list[dict], path: Path) -> str:
     """The name in the set-up cell, so that a renamed copy is still known; else the file's."""
-    named = [re.search(r"""\bExercise\(\s*["']([\w-]+)["']""", cell["source"]) for cell in cells]
-    name = next((match[1] for match in named if match), path.stem)
+    name = exercise_name(cells) or path.stem
     if name not in bank.MODULES:
         raise CourseError(
             f"{path} is no exercise of this course ({name!r}); the exercises are {', '.join(bank.MODULES)}"
@@ -144,26 +142,3 @@ def _late_check(exercise: str, question: str) -> str:
 def _unchecked(question: Question, run: _Run) -> Verdict:
     reason = run.ended_by or next(iter(run.errors.values()), "its check gave no verdict")
     return Verdict(question.name, question.title, False, 0, question.points, problem=f"was not checked: {reason}")
-
-
-def _notes(question: Question, cells: list[dict], errors: dict[int, str]) -> list[str]:
-    name, wanted = question.name, " and ".join(question.asks_for)
-    tagged = [number for number, cell in enumerate(cells, 1) if name in question_tags(cell)]
-    defining = [number for number, cell in enumerate(cells, 1) if any(defines(cell, it) for it in question.asks_for)]
-    checking = [number for number, cell in enumerate(cells, 1) if name in checked_questions(cell)]
-    notes = [errors[number] for number in sorted({*tagged, *defining}) if number in errors]
-    if not tagged and not defining:
-        notes.append(f"{name}'s answer cell is gone: no cell is tagged {name}, none defines {wanted}")
-    elif not tagged:
-        notes.append(f"no cell is tagged {name}; cell {defining[0]} was taken, because it defines {wanted}")
-    elif not defining:
-        notes.append(f"cell {tagged[0]} is tagged {name} but does not define {wanted}: was it renamed?")
-    if len(tagged) > 1 or len(defining) > len(question.asks_for):
-        places = ", ".join(map(str, sorted({*tagged, *defining})))
-        notes.append(f"{name} is answered in several cells ({places}); the last one run before its check counts")
-    if not checking:
-        notes.append(f"{name}'s check cell is gone; its check was run at the end")
-    elif len(checking) > 1:
-        places = ", ".join(map(str, checking))
-        notes.append(f"{name} is checked in several cells ({places}); one right answer is enough")
-    return notes

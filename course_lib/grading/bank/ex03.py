@@ -11,6 +11,7 @@ import numpy as np
 
 from course_lib import cluster
 from course_lib.grading.bank import ex03_programs as programs
+from course_lib.grading.bank import forms
 from course_lib.grading.probes import ex03 as probes
 from course_lib.grading.question import Mistake, Question, Target
 
@@ -60,12 +61,12 @@ def _tf_configs(index=_own_index, cluster=_everybody, port=_next_port, write=jso
 
 def _configs(answers, seed):
     """(hosts, counts, first_port), task, type name of its text, what JSON reads in it; of all clusters."""
-    for case, configs in zip(probes.clusters(seed), answers["configs"]):
+    for case, configs in zip(probes.clusters(seed), answers["configs"], strict=True):
         yield from ((case, *config) for config in configs)
 
 
 def _one_text_each(answers, seed):
-    for (_, counts, _), configs in zip(probes.clusters(seed), answers["configs"]):
+    for (_, counts, _), configs in zip(probes.clusters(seed), answers["configs"], strict=True):
         wanted = [f"{kind} {i}" for kind, number in counts.items() for i in range(number)]
         if sorted(task for task, _, _ in configs) != sorted(wanted):
             return f"for {counts} yours are for {', '.join(task for task, _, _ in configs)}"
@@ -108,7 +109,7 @@ def _one_address_each(answers, seed):
 def _order_and_place(answers, seed):
     for (hosts, counts, port), task, _, read in _configs(answers, seed):
         kind, index = task.split()
-        if read["task"] != {"type": kind, "index": int(index)}:
+        if read["task"] != {"type": kind, "index": int(index)} or type(read["task"]["index"]) is not int:
             return f"{task}'s says {read['task']}"
         wanted = _placed(hosts, counts, port, _next_port).get(kind)
         if wanted and read["cluster"][kind] != wanted:
@@ -414,7 +415,7 @@ TRAIN = Question(
 
 def _shared_out(answers, seed):
     """case, epoch, [worker][step] -> rows, [step] -> rows of a worker that is alone; of all cases and epochs."""
-    for case, answer in zip(probes.epochs_to_share(seed), answers["cases"]):
+    for case, answer in zip(probes.epochs_to_share(seed), answers["cases"], strict=True):
         for epoch in (0, 1):
             yield case, epoch, answer["rows"][epoch], answer["alone"][epoch]
 
@@ -425,9 +426,10 @@ def _setting(case):
 
 def _every_row_once(answers, seed):
     for case, _, rows, _ in _shared_out(answers, seed):
-        counts = np.bincount(_flat(rows), minlength=case["examples"])
-        if len(counts) > case["examples"]:
-            return f"{_setting(case)}: there is no row {len(counts) - 1}"
+        flat = _flat(rows)
+        if strange := [row for row in flat if not 0 <= row < case["examples"]]:
+            return f"{_setting(case)}: there is no row {strange[0]}"
+        counts = np.bincount(flat, minlength=case["examples"])
         if (counts != 1).any():
             return f"{_setting(case)}: {(counts == 0).sum()} rows are on no worker, {(counts > 1).sum()} on several"
     return True
@@ -438,6 +440,8 @@ def _same_batches(answers, seed):
         full, rest = divmod(case["examples"], case["global_batch"])
         if [len(step) for step in alone] != [case["global_batch"]] * full + [rest]:
             return f"{_setting(case)}: a worker that is alone has steps of {[len(step) for step in alone]} rows"
+        if len(rows) != case["workers"]:
+            return f"{_setting(case)}: there are rows of {len(rows)}"
         together = [sorted(chain(*step)) for step in zip(*rows)]
         if {len(worker) for worker in rows} != {len(alone)} or together != [sorted(step) for step in alone]:
             differ = [sorted(step) for step in alone] != together[: len(alone)]
@@ -841,7 +845,7 @@ def _whole_batch(answers, seed):
 
 
 def _reaches(answers, seed):
-    for problem, batch in zip(probes.scaling_problems(seed), answers["batches"]):
+    for problem, batch in zip(probes.scaling_problems(seed), answers["batches"], strict=True):
         if not _efficiency(batch, problem) >= problem["efficiency"]:
             said = f"a local batch of {batch} on {problem['workers']} workers reaches {_efficiency(batch, problem):.3%}"
             return f"{said} where {problem['efficiency']:.3%} are wanted"
@@ -849,7 +853,7 @@ def _reaches(answers, seed):
 
 
 def _no_smaller_one(answers, seed):
-    for problem, batch in zip(probes.scaling_problems(seed), answers["batches"]):
+    for problem, batch in zip(probes.scaling_problems(seed), answers["batches"], strict=True):
         if batch > 1 and _efficiency(batch - 1, problem) >= problem["efficiency"]:
             return f"for {problem['workers']} workers you give {batch}, and {batch - 1} reaches the efficiency too"
     return True
@@ -936,4 +940,33 @@ LOCAL_BATCH = Question(
 )
 
 
-QUESTIONS = (TF_CONFIGS, TRAIN, ROWS_OF, RECOVERY, LOCAL_BATCH)
+_OF_WORKER = {"weights": forms.array, "updates": forms.whole, str: forms.anything}
+_ROWS_BY_STEP = [[forms.whole]]
+QUESTIONS = (
+    forms.formed(TF_CONFIGS, {"configs": [[(forms.text, forms.text, forms.anything)]]}),
+    forms.formed(
+        TRAIN,
+        {"workers": [{"replicas": forms.whole, "losses": forms.array, "targets": forms.array, **_OF_WORKER}]},
+    ),
+    forms.formed(
+        ROWS_OF,
+        {
+            "cases": [
+                {
+                    "rows": ([_ROWS_BY_STEP], [_ROWS_BY_STEP]),
+                    "again": ([_ROWS_BY_STEP], [_ROWS_BY_STEP]),
+                    "alone": (_ROWS_BY_STEP, _ROWS_BY_STEP),
+                }
+            ]
+        },
+    ),
+    forms.formed(
+        RECOVERY,
+        {
+            "reports": [(forms.text, forms.whole, forms.whole, forms.number)],
+            "restarts": forms.whole,
+            "workers": (_OF_WORKER,) * probes.WORKERS,
+        },
+    ),
+    forms.formed(LOCAL_BATCH, {"batches": [forms.number]}),
+)

@@ -9,6 +9,7 @@ import numpy as np
 
 from course_lib import cluster
 from course_lib.grading.bank import ex04_programs as programs
+from course_lib.grading.bank import forms
 from course_lib.grading.probes import ex04 as probes
 from course_lib.grading.question import Mistake, Question, Target
 
@@ -48,7 +49,7 @@ def _updates_of(record):
 
 
 def _one_number_each(answers, seed):
-    for record, staleness in zip(probes.records(seed), answers["staleness"]):
+    for record, staleness in zip(probes.records(seed), answers["staleness"], strict=True):
         applied = sum(event == "applied" for _, event in record)
         if len(staleness) != applied:
             return f"{applied} updates were applied, and you return {len(staleness)} numbers"
@@ -60,7 +61,7 @@ def _one_number_each(answers, seed):
 
 def _stale_by(read_again):
     def holds(answers, seed):
-        for record, staleness in zip(probes.records(seed), answers["staleness"]):
+        for record, staleness in zip(probes.records(seed), answers["staleness"], strict=True):
             updates = _updates_of(record)
             kind = [place for place, (_, again) in enumerate(updates) if again == read_again]
             wrong = [place for place in kind if staleness[place] != updates[place][0]]
@@ -169,11 +170,11 @@ def _driven(seed):
 
 
 def _bounds_kept(answers, seed):
-    for (run, wanted), answer in zip(_driven(seed), answers["runs"]):
+    for (run, wanted), answer in zip(_driven(seed), answers["runs"], strict=True):
         used, bound = answer["used"], run["settings"]["bound"]
         if any(type(told) is not bool for told in used):
             return f"apply returns {next(told for told in used if type(told) is not bool)!r}"
-        wrong = [place for place, (one, other) in enumerate(zip(used, wanted["used"])) if one != other]
+        wrong = [place for place, (one, other) in enumerate(zip(used, wanted["used"], strict=True)) if one != other]
         if wrong:
             told = "used" if used[wrong[0]] else "refused"
             return f"bound {bound}: {len(wrong)} of {len(used)} are wrong, the first is number {wrong[0]}, which yours {told}"
@@ -181,7 +182,9 @@ def _bounds_kept(answers, seed):
 
 
 def _weights_served(answers, seed):
-    for (run, wanted), answer in zip(_driven(seed), answers["runs"]):
+    for (run, wanted), answer in zip(_driven(seed), answers["runs"], strict=True):
+        if answer["weights"].shape != wanted["weights"].shape:
+            return f"yours have the shape {answer['weights'].shape[1:]}"
         off = np.abs(answer["weights"] - wanted["weights"]).max(axis=1) / np.abs(wanted["weights"]).max()
         wrong = np.flatnonzero(~(off <= FLOAT32))
         if wrong.size:
@@ -192,7 +195,7 @@ def _weights_served(answers, seed):
 
 
 def _used_counted(answers, seed):
-    for (run, wanted), answer in zip(_driven(seed), answers["runs"]):
+    for (run, wanted), answer in zip(_driven(seed), answers["runs"], strict=True):
         if answer["updates"] != wanted["updates"]:
             return f"bound {run['settings']['bound']}: updates is {answer['updates']} at the end"
     return True
@@ -394,7 +397,7 @@ def _rows_found(answers, seed):
     if answers["lookups"] is None:
         return "nothing is looked up before the table is cut evenly"
     table, batches = probes.table_to_cut(seed)
-    for numbers, lookup in zip(batches, answers["lookups"]):
+    for numbers, lookup in zip(batches, answers["lookups"], strict=True):
         if lookup["found"].shape != table[numbers].shape:
             return f"for {len(numbers)} numbers you return {list(lookup['found'].shape)}"
         wrong = np.any(lookup["found"] != table[numbers], axis=1).sum()
@@ -406,11 +409,11 @@ def _rows_found(answers, seed):
 def _rows_alone(answers, seed):
     if answers["lookups"] is None:
         return "nothing is looked up before the table is cut evenly"
-    for numbers, lookup in zip(probes.table_to_cut(seed)[1], answers["lookups"]):
+    for numbers, lookup in zip(probes.table_to_cut(seed)[1], answers["lookups"], strict=True):
         if lookup["read_whole"]:
             return f"{lookup['read_whole']} of {len(lookup['touched'])} shards are read whole"
-        if sum(lookup["touched"]) > len(numbers):
-            return f"for {len(numbers)} numbers the shards give {sum(lookup['touched'])} rows"
+        if not len(np.unique(numbers)) <= sum(lookup["touched"]) <= len(numbers):
+            return f"for {len(numbers)} numbers the shards' gradients have {sum(lookup['touched'])} rows"
     return True
 
 
@@ -438,7 +441,7 @@ def _found_in_order_of_shards(answers, seed):
     sorted_by_shard = (np.argsort(_shard_of(numbers, answers["shards"]), kind="stable") for numbers in batches)
     return all(
         np.array_equal(lookup["found"], table[numbers][order])
-        for numbers, order, lookup in zip(batches, sorted_by_shard, answers["lookups"])
+        for numbers, order, lookup in zip(batches, sorted_by_shard, answers["lookups"], strict=True)
     )
 
 
@@ -526,7 +529,7 @@ TABLE = Question(
             lambda answers, seed: _found_right(answers, seed)
             and all(
                 lookup["touched"] == [len(numbers)] * len(answers["shards"])
-                for numbers, lookup in zip(probes.table_to_cut(seed)[1], answers["lookups"])
+                for numbers, lookup in zip(probes.table_to_cut(seed)[1], answers["lookups"], strict=True)
             ),
             _everywhere_and_masked,
         ),
@@ -888,7 +891,7 @@ def _needs(**without):
     """A target: the learner's servers are as many as this part of the task alone needs."""
 
     def holds(answers, seed):
-        for load, servers in zip(probes.loads(seed), answers["servers"]):
+        for load, servers in zip(probes.loads(seed), answers["servers"], strict=True):
             if servers < _servers_needed(**without)(**load):
                 return f"{servers} are too few {_for(load)}"
         return True
@@ -897,7 +900,7 @@ def _needs(**without):
 
 
 def _no_fewer(answers, seed):
-    for load, servers in zip(probes.loads(seed), answers["servers"]):
+    for load, servers in zip(probes.loads(seed), answers["servers"], strict=True):
         if servers > _servers_needed()(**load):
             return f"{servers} are more than needed {_for(load)}"
     return True
@@ -997,4 +1000,28 @@ SERVERS = Question(
 )
 
 
-QUESTIONS = (STALENESS, SERVER, TABLE, TRAIN, RECOVERY, SERVERS)
+_LOOKUP = {"found": forms.array, "touched": [forms.whole], "read_whole": forms.whole}
+_TRAINED = {"counted": forms.number, "table": forms.array, str: forms.anything}
+QUESTIONS = (
+    forms.formed(STALENESS, {"staleness": [[forms.number]]}),
+    forms.formed(SERVER, {"runs": [{"weights": forms.array, "used": [forms.scalar], "updates": forms.number}]}),
+    forms.formed(
+        TABLE,
+        {
+            "devices": forms.devices,
+            "shards": [(forms.flag, forms.text, forms.array)],
+            "lookups": forms.either([_LOOKUP], forms.nothing),
+        },
+    ),
+    forms.formed(
+        TRAIN,
+        {
+            "tasks": (forms.whole, forms.whole),
+            "shards": [(forms.text, forms.whole)],
+            "staleness": [forms.number],
+            **_TRAINED,
+        },
+    ),
+    forms.formed(RECOVERY, {"reports": [(forms.whole, forms.number)], **_TRAINED}),
+    forms.formed(SERVERS, {"servers": [forms.number]}),
+)

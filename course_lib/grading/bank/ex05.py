@@ -4,11 +4,12 @@ Needs NumPy; the wrong answers of q1 need JAX when they run, and those of q2 the
 """
 
 import math
-import re
+from collections import Counter
 
 import numpy as np
 
 from course_lib import tpu
+from course_lib.grading.bank import forms
 from course_lib.grading.probes import ex05 as probes
 from course_lib.grading.question import Mistake, Question, Target
 
@@ -21,16 +22,16 @@ FLOAT32 = 1e-5  # relative: a mean of a hundred numbers in float32
 def _found(answers) -> list[list[tuple[int, ...]]]:
     """Of each batch the examples in it: the tokens of a row that have a weight."""
     return [
-        [tuple(row[mask != 0].tolist()) for row, mask in zip(tokens, weights) if mask.any()]
+        [tuple(row[mask != 0].tolist()) for row, mask in zip(tokens, weights, strict=True) if mask.any()]
         for tokens, weights in zip(answers["tokens"], answers["weights"], strict=True)
     ]
 
 
 def _counts(answers, seed):
     """How often each example is there, and how often it should be."""
-    found = [row for batch in _found(answers) for row in batch]
-    wanted = [tuple(example.tolist()) for example in probes.corpus(seed)["examples"]]
-    return {row: (found.count(row), wanted.count(row)) for row in {*found, *wanted}}
+    found = Counter(row for batch in _found(answers) for row in batch)
+    wanted = Counter(tuple(example.tolist()) for example in probes.corpus(seed)["examples"])
+    return {row: (found[row], wanted[row]) for row in {*found, *wanted}}
 
 
 def _missing(answers, seed):
@@ -106,6 +107,8 @@ def _over_rows(losses, weights):
 def _worst(answers, seed, mean):
     """How far losses and gradients are from those of this mean, as a share of them."""
     pairs = zip(answers["losses"], answers["gradients"], _unpadded(mean)(answers, seed), strict=True)
+    if any(gradient.shape != probes.table(seed).shape for gradient in answers["gradients"]):
+        return math.inf
     return max(
         max(abs(loss / wanted - 1), np.linalg.norm(gradient - wanted_gradient) / np.linalg.norm(wanted_gradient))
         for loss, gradient, (wanted, wanted_gradient) in pairs
@@ -199,7 +202,7 @@ def _cut_short(answers, seed):
 def _own_length_too_long(answers, seed):
     """Nothing is in too long a row, but for examples that are as long as a bucket."""
     buckets, boundary = probes.corpus(seed)["buckets"], False
-    for tokens, batch in zip(answers["tokens"], _found(answers)):
+    for tokens, batch in zip(answers["tokens"], _found(answers), strict=True):
         for example in batch:
             if tokens.shape[1] != _bucket(len(example), buckets):
                 if len(example) not in buckets:
@@ -234,7 +237,7 @@ FEW_SHAPES = Question(
             "You give weight 0 to every token 0, and here 0 is a token like others.",
             "You know each example's length when you copy it: the weights come from there.",
             _batches(weigh=True),
-            lambda answers, seed: all(np.array_equal(t != 0, w != 0) for t, w in zip(answers["tokens"], answers["weights"])),
+            lambda answers, seed: all(np.array_equal(t != 0, w != 0) for t, w in zip(answers["tokens"], answers["weights"], strict=True)),
         ),
         Mistake(
             "copies as filling",
@@ -321,15 +324,12 @@ FEW_SHAPES = Question(
 
 SHARE_OF_COMPUTE = 1 / 4
 TRAINING_BYTES = 16  # of a parameter in float32 with Adam: itself, two moments and, within the step, its gradient
-_KERNELS = ("up/kernel", "down/kernel")
 _COLUMNS, _ROWS = (None, "model"), ("model", None)
 
 
 def _kernel_axes(answers):
     """The mesh axis of each dimension of the two kernels; (None, None) for a kernel that no key matches."""
-    shards = answers["chosen"]["shards"]
-    keys = [next((key for key in shards if re.fullmatch(key, path)), None) for path in _KERNELS]
-    return tuple(tuple((*shards[key], None, None)[:2]) if key else (None, None) for key in keys)
+    return tuple(tuple(answers["axes"][path]) for path in probes.KERNELS)
 
 
 def _model_devices(answers):
@@ -351,6 +351,9 @@ def _counted_bytes(answers, seed):
 def _fits(answers, seed):
     if answers["compiled"]:
         return answers["fits"] or answers["verdict"]
+    chips, mesh = tpu.find_slice(probes.TOPOLOGY).devices, answers["chosen"]["mesh"]
+    if mesh and math.prod(mesh.values()) != chips:
+        return f"your mesh has {math.prod(mesh.values())} devices, and the slice has {chips}"
     counted, memory = _counted_bytes(answers, seed), tpu.find_slice(probes.TOPOLOGY).device_memory_bytes
     return counted <= memory or f"counted, for want of a TPU compiler: {counted / 2**30:.2f} GiB of the {memory / 2**30:.0f} GiB"
 
@@ -366,7 +369,7 @@ def _sends_little(answers, seed):
 
 def _layout(up=_COLUMNS, down=_ROWS, data=1, model=8, **more):
     """A learner who cuts the two kernels like this."""
-    shards = {path: axes for path, axes in zip(_KERNELS, (up, down)) if axes}
+    shards = {path: axes for path, axes in zip(probes.KERNELS, (up, down)) if axes}
     return lambda: {"mesh": {"data": data, "model": model}, "shards": shards, **more}
 
 
@@ -687,7 +690,9 @@ def _wanted_shape(cluster, host, seed):
 
 
 def _shapes_right(answers, seed):
-    for cluster, read in zip(probes.CLUSTERS, answers["read"]):
+    for cluster, read in zip(probes.CLUSTERS, answers["read"], strict=True):
+        if len(read) != cluster.hosts:
+            return f"{_mesh_words(cluster)}: there are examples of {len(read)}"
         for host, rows in enumerate(read):
             wanted = _wanted_shape(cluster, host, seed)
             if rows.shape != wanted:
@@ -717,7 +722,7 @@ def _assembled(cluster, read, seed):
 
 
 def _each_assembled(answers, seed):
-    return [_assembled(cluster, read, seed) for cluster, read in zip(probes.CLUSTERS, answers["read"])]
+    return [_assembled(cluster, read, seed) for cluster, read in zip(probes.CLUSTERS, answers["read"], strict=True)]
 
 
 def _needs_shapes(holds):
@@ -726,7 +731,7 @@ def _needs_shapes(holds):
 
 
 def _copies_agree(answers, seed):
-    for cluster, read in zip(probes.CLUSTERS, answers["read"]):
+    for cluster, read in zip(probes.CLUSTERS, answers["read"], strict=True):
         rows = _chips(cluster, read, seed)
         for place, copy in rows:
             if not np.array_equal(rows[place, copy], rows[place, 0]):
@@ -735,7 +740,7 @@ def _copies_agree(answers, seed):
 
 
 def _each_once(answers, seed):
-    for cluster, batches in zip(probes.CLUSTERS, _each_assembled(answers, seed)):
+    for cluster, batches in zip(probes.CLUSTERS, _each_assembled(answers, seed), strict=True):
         twice = batches.size - len(np.unique(batches))
         if twice:
             return f"{_mesh_words(cluster)}: {twice} of {batches.size} rows repeat another"
@@ -755,6 +760,8 @@ def _same_on_all(answers, seed):
 def _order_right(answers, seed):
     if not np.array_equal(answers["read"][0][0], answers["again"]):
         return "asked twice, host 0 reads other examples"
+    if answers["next_epoch"].shape != answers["again"].shape:
+        return f"in the next epoch host 0 reads {answers['next_epoch'].shape}"
     return not np.array_equal(answers["again"], answers["next_epoch"]) or "the next epoch has the same order"
 
 
@@ -762,7 +769,7 @@ def _all_shapes_are(shape):
     """Recognise what each host's array has, from shape(cluster, host, seed)."""
     return lambda answers, seed: all(
         rows.shape == shape(cluster, host, seed)
-        for cluster, read in zip(probes.CLUSTERS, answers["read"])
+        for cluster, read in zip(probes.CLUSTERS, answers["read"], strict=True)
         for host, rows in enumerate(read)
     )
 
@@ -1003,4 +1010,44 @@ SLICES = Question(
 )
 
 
-QUESTIONS = (FEW_SHAPES, FITS, TILES, HOSTS, SLICES)
+_AXES = [forms.either(forms.text, forms.nothing)]
+_CHOSEN = {
+    "chosen": {"mesh": {str: forms.count}, "layout": forms.text, "shards": {str: _AXES}},
+    "axes": {path: _AXES for path in probes.KERNELS},
+    "compiled": forms.flag,
+}
+_COMPILED = {
+    "fits": forms.flag,
+    "verdict": forms.text,
+    "state_bytes": forms.whole,
+    "seconds": {"compute": forms.number, "interconnect": forms.number, str: forms.number},
+}
+_NO_FIT = forms.words(probes.NO_FIT)
+QUESTIONS = (
+    forms.formed(
+        FEW_SHAPES,
+        {
+            "tokens": [forms.array],
+            "weights": [forms.array],
+            "compilations": forms.whole,
+            "losses": [forms.number],
+            "gradients": [forms.array],
+        },
+    ),
+    forms.formed(FITS, forms.either(_CHOSEN, _CHOSEN | _COMPILED)),
+    forms.formed(TILES, {"bytes": [forms.number], "widths": [forms.either(forms.number, _NO_FIT)]}),
+    forms.formed(HOSTS, {"read": [[forms.array]], "again": forms.array, "next_epoch": forms.array}),
+    forms.formed(
+        SLICES,
+        {
+            "slices": [
+                {
+                    "chips": forms.number,
+                    "sent_bytes": forms.number,
+                    "chip_batch": forms.number,
+                    str: forms.anything,
+                }
+            ]
+        },
+    ),
+)

@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 
+from course_lib.grading.bank import forms
 from course_lib.grading.probes import ex07 as probes
 from course_lib.grading.question import Mistake, Question, Target
 
@@ -24,7 +25,7 @@ def _off(got, wanted) -> float:
 
 
 def _a_part_each(answers, seed):
-    for block, answer in zip(probes.blocks(seed), answers["blocks"]):
+    for block, answer in zip(probes.blocks(seed), answers["blocks"], strict=True):
         width, devices = len(block["fused"]), block["devices"]
         if len(answer["shapes"]) != devices:
             return f"you return {len(answer['shapes'])} pairs for {devices} devices"
@@ -36,7 +37,7 @@ def _a_part_each(answers, seed):
 
 
 def _sums_to_one_device(answers, seed):
-    for block, answer in zip(probes.blocks(seed), answers["blocks"]):
+    for block, answer in zip(probes.blocks(seed), answers["blocks"], strict=True):
         if answer["total"] is None:
             return "not computed: the shards have other shapes"
         off = _off(answer["total"], probes.attend(block["x"], block["fused"], block["out"], block["heads"]))
@@ -46,7 +47,7 @@ def _sums_to_one_device(answers, seed):
 
 
 def _merged_again(answers, seed):
-    for block, answer in zip(probes.blocks(seed), answers["blocks"]):
+    for block, answer in zip(probes.blocks(seed), answers["blocks"], strict=True):
         if answer["merged"] is None:
             return "not merged: the shards have other shapes"
         for name, merged in zip(("fused", "out"), answer["merged"], strict=True):
@@ -387,7 +388,7 @@ def _first_axis_alone(size, axis, mesh, axes):
 
 
 def _held_right(answers, seed):
-    for case, held in zip(probes.layouts(seed), answers["held"]):
+    for case, held in zip(probes.layouts(seed), answers["held"], strict=True):
         wanted, _ = _by_rule()(**case)
         if missing := wanted.keys() - held.keys():
             return f"{min(missing)} is missing"
@@ -401,7 +402,7 @@ def _idle(over):
     """A target about the keys that are named without being idle (over) or are idle and not named."""
 
     def holds(answers, seed):
-        for case, named in zip(probes.layouts(seed), answers["idle"]):
+        for case, named in zip(probes.layouts(seed), answers["idle"], strict=True):
             _, wanted = _by_rule()(**case)
             wrong = set(named) - set(wanted) if over else set(wanted) - set(named)
             if wrong:
@@ -503,6 +504,10 @@ def _fits(answers, seed):
 
 
 def _tensor_parallel(answers, seed):
+    layers = probes.transformer_sizes(seed)["layers"]
+    for pattern, kernels in ((_BY_COLUMNS, 4 * layers + 1), (_BY_ROWS, 2 * layers)):
+        if (found := sum(bool(re.fullmatch(pattern, path)) for path in answers["axes"])) != kernels:
+            return f"the model has {found} of {kernels} such kernels"
     for path, axes in answers["axes"].items():
         for pattern, side, place in ((_BY_COLUMNS, "columns", 1), (_BY_ROWS, "rows", 0)):
             if re.fullmatch(pattern, path) and "model" not in axes[place : place + 1]:
@@ -648,7 +653,7 @@ def _zero(
 
 def _bytes_right(part):
     def holds(answers, seed):
-        for case, got in zip(probes.buffers(seed), answers["bytes"]):
+        for case, got in zip(probes.buffers(seed), answers["bytes"], strict=True):
             wanted = _zero()(**case)[part]
             if got[part] != wanted:
                 return f"at stage {case['stage']} on {case['devices']} devices yours is {got[part] - wanted:+,} B off"
@@ -738,7 +743,7 @@ def _padded_once(answers, seed):
     """The peak may hold any idea of what is gathered then."""
     parts = ("parameters", "gradients", "optimizer")
     expected = [_zero(whole_model=True)(**case) for case in probes.buffers(seed)]
-    return all(got[part] == wanted[part] for got, wanted in zip(answers["bytes"], expected) for part in parts)
+    return all(got[part] == wanted[part] for got, wanted in zip(answers["bytes"], expected, strict=True) for part in parts)
 
 
 # q6: a mesh
@@ -791,21 +796,21 @@ def _told(case):
 
 
 def _product_is_devices(answers, seed):
-    for (case, _), mesh in zip(_meshes(seed), answers["meshes"]):
+    for (case, _), mesh in zip(_meshes(seed), answers["meshes"], strict=True):
         if mesh != probes.NO_MESH and math.prod(mesh) != case["devices"]:
             return f"{tuple(mesh)} for {case['devices']} devices"
     return True
 
 
 def _exists(answers, seed):
-    for (case, wanted), mesh in zip(_meshes(seed), answers["meshes"]):
+    for (case, wanted), mesh in zip(_meshes(seed), answers["meshes"], strict=True):
         if (mesh == probes.NO_MESH) != (wanted == probes.NO_MESH):
             return f"{_told(case)} yours " + ("raises ValueError" if mesh == probes.NO_MESH else f"is {tuple(mesh)}")
     return True
 
 
 def _least_model(answers, seed):
-    for (case, wanted), mesh in zip(_meshes(seed), answers["meshes"]):
+    for (case, wanted), mesh in zip(_meshes(seed), answers["meshes"], strict=True):
         if probes.NO_MESH not in (mesh, wanted) and mesh != wanted:
             return f"{_told(case)} yours is {tuple(mesh)}"
     return True
@@ -904,4 +909,38 @@ MESHES = Question(
 )
 
 
-QUESTIONS = (HEADS, ROW_PARALLEL, LAYOUTS, TRANSFORMER, ZERO, MESHES)
+_SUMS = [(forms.text, [forms.whole])]
+_BYTES = {name: forms.number for name in ("parameters", "gradients", "optimizer", "peak")}
+QUESTIONS = (
+    forms.formed(
+        HEADS,
+        {
+            "blocks": [
+                {
+                    "shapes": [([forms.whole], [forms.whole])],
+                    "total": forms.either(forms.array, forms.nothing),
+                    "merged": forms.either([forms.array], forms.nothing),
+                }
+            ]
+        },
+    ),
+    forms.formed(
+        ROW_PARALLEL,
+        {
+            **{name: forms.array for name in ("y", "x", "kernel", "bias")},
+            "sums": {"forward": _SUMS, "backward": _SUMS},
+        },
+    ),
+    forms.formed(LAYOUTS, {"held": [{str: [forms.number]}], "idle": [[forms.text]]}),
+    forms.formed(
+        TRANSFORMER,
+        {
+            "bytes_alone": forms.whole,
+            "bytes_held": (forms.count,) * math.prod(probes.MESH),
+            "axes": {str: [forms.text]},
+            "off": forms.distance,
+        },
+    ),
+    forms.formed(ZERO, {"bytes": [_BYTES | {str: forms.anything}]}),
+    forms.formed(MESHES, {"meshes": [forms.either([forms.number], forms.words(probes.NO_MESH))]}),
+)

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from course_lib.grading.bank import forms
 from course_lib.grading.probes import ex08 as probes
 from course_lib.grading.question import Mistake, Question, Target
 
@@ -33,7 +34,7 @@ def _setting(micro_batches, k):
 
 
 def _one_per_group(answers, seed):
-    for (micro_batches, k), answer in zip(probes.streams(seed), answers["streams"]):
+    for (micro_batches, k), answer in zip(probes.streams(seed), answers["streams"], strict=True):
         wanted = len(_groups(micro_batches, k))
         if len(answer["gradients"]) != wanted:
             return f"{_setting(micro_batches, k)}: you return {len(answer['gradients'])} gradients for {wanted} groups"
@@ -41,7 +42,7 @@ def _one_per_group(answers, seed):
 
 
 def _as_one_batch(answers, seed):
-    for (micro_batches, k), answer in zip(probes.streams(seed), answers["streams"]):
+    for (micro_batches, k), answer in zip(probes.streams(seed), answers["streams"], strict=True):
         for number, (group, got) in enumerate(zip(_groups(micro_batches, k), answer["gradients"]), 1):
             gradients, rows = zip(*group)
             off = _off(got, np.average(gradients, axis=0, weights=rows))
@@ -84,12 +85,12 @@ def _empty_group_too(micro_batches, k):
 def _a_group_too_many(answers, seed):
     extra = [
         len(answer["gradients"]) - len(_groups(micro_batches, k))
-        for (micro_batches, k), answer in zip(probes.streams(seed), answers["streams"])
+        for (micro_batches, k), answer in zip(probes.streams(seed), answers["streams"], strict=True)
     ]
     wanted = [int(len(micro_batches) % k == 0) for micro_batches, k in probes.streams(seed)]
     if extra != wanted:
         return False
-    shorter = [answer["gradients"][: len(answer["gradients"]) - more] for answer, more in zip(answers["streams"], extra)]
+    shorter = [answer["gradients"][: len(answer["gradients"]) - more] for answer, more in zip(answers["streams"], extra, strict=True)]
     return _as_one_batch({"streams": [{"gradients": gradients} for gradients in shorter]}, seed) is True
 
 
@@ -976,10 +977,10 @@ def _momentum_step(weights, velocity, gradients):
 
 def _one_device(answers, seed):
     first = np.concatenate([np.ravel(variable) for variable in probes.replica_groups(seed)[0]])
-    wanted = _computed_weights(seed, _Replica()) - first
-    got = np.array(answers["weights"]) - first
+    wanted, got = _computed_weights(seed, _Replica()) - first, np.array(answers["weights"])
     if got.shape != wanted.shape:
         return "your update returns gradients of other shapes"
+    got = got - first
     for group in range(len(wanted[0])):
         off = _off(got[:, group], wanted[:, group])
         if not off <= FLOAT32:
@@ -1143,4 +1144,25 @@ REPLICAS = Question(
 )
 
 
-QUESTIONS = (GROUPS, LOOPS, BIG_STEP, PLAN, REPLICAS)
+_LOOP = {name: {"weights": forms.any_array, "updates": forms.whole} for name in probes.OPTIMIZERS}
+_PLAN = {name: forms.number for name in ("micro_batch", "micro_batches", "updates", "warmup_updates")}
+QUESTIONS = (
+    forms.formed(GROUPS, {"streams": [{"gradients": [forms.array], "unchanged": forms.flag}]}),
+    forms.formed(LOOPS, {loop: _LOOP for loop in probes.LOOPS}),
+    forms.formed(
+        BIG_STEP,
+        {
+            "loss": forms.number,
+            "losses": [forms.number],
+            "passes": [(forms.text, forms.whole, forms.flag)],
+            "updates": forms.whole,
+            "bytes": {name: forms.count for name in ("gradients", "one", "yours")},
+            "off": {str: forms.distance},
+        },
+    ),
+    forms.formed(PLAN, {"plans": [forms.either(_PLAN | {str: forms.anything}, forms.words(probes.NO_PLAN))]}),
+    forms.formed(
+        REPLICAS,
+        {"weights": (forms.any_array,) * 2, "summed": {"add": [forms.whole], "update": [forms.whole]}},
+    ),
+)

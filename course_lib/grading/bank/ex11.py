@@ -8,6 +8,7 @@ from collections import Counter
 
 import numpy as np
 
+from course_lib.grading.bank import forms
 from course_lib.grading.probes import ex11 as probes
 from course_lib.grading.question import Mistake, Question, Target
 
@@ -34,6 +35,8 @@ def _every_row_once(answers, seed):
     rows = probes.input_case(seed)["rows"]
     for (number, training), epoch in zip(probes.EPOCHS, answers["epochs"], strict=True):
         seen = Counter(_rows_of(epoch))
+        if strange := [row for row in seen if not 0 <= row < rows]:
+            return f"there is no row {strange[0]}"
         if missing := rows - len(seen):
             return f"{missing} of {rows} rows reach no replica{'' if training else ' in testing'}"
         if double := sum(count > 1 for count in seen.values()):
@@ -45,6 +48,8 @@ def _even_shares(answers, seed):
     case = probes.input_case(seed)
     whole, last = divmod(case["rows"], case["global_batch"])
     for epoch in answers["epochs"]:
+        if len(epoch["replicas"]) != case["replicas"]:
+            return f"there are rows of {len(epoch['replicas'])} replicas"
         sizes = [[len(rows) for rows in step] for step in _steps_of(epoch)]
         totals = [sum(step) for step in sizes]
         if totals != [case["global_batch"]] * whole + [last]:
@@ -76,6 +81,8 @@ def _own_keys(answers, seed):
     first, second, again, test = ([tuple(key) for key in epoch["keys"]] for epoch in answers["epochs"])
     if test or first != again:
         return "testing has keys, or the same epoch has others when it is asked for again"
+    if len(first) < (batches := sum(map(len, answers["epochs"][0]["replicas"]))):
+        return f"of {batches} local batches in an epoch, {len(first)} are augmented with a key"
     shared = len(first + second) - len(set(first + second))
     return shared == 0 or f"{shared} local batches of two epochs share their key with another one"
 
@@ -367,7 +374,7 @@ def _same_end(answers, seed):
         _, trainer = _undisturbed(seed, before)
         if answer["updates"] != trainer.updates:
             return f"it ends with {answer['updates']} updates, and the undisturbed run with {trainer.updates}"
-        if not np.allclose(answer["weights"], trainer.weights, rtol=FLOAT64):
+        if answer["weights"].shape != trainer.weights.shape or not np.allclose(answer["weights"], trainer.weights, rtol=FLOAT64):
             return "the weights are others"
     return True
 
@@ -726,4 +733,55 @@ SCALING = Question(
     ),
 )
 
-QUESTIONS = (INPUT, RATE, RESUME, RUN, SCALING)
+_EFFICIENCIES = [(forms.whole, forms.number)]
+QUESTIONS = (
+    forms.formed(
+        INPUT,
+        {
+            "epochs": [
+                {
+                    "replicas": [[forms.array]],
+                    "labels_fit": forms.flag,
+                    "augmented": forms.number,
+                    "keys": [[forms.whole]],
+                }
+            ]
+        },
+    ),
+    forms.formed(RATE, {"rates": [forms.number]}),
+    forms.formed(
+        RESUME,
+        {
+            "kills": [
+                {
+                    "continued": [forms.number],
+                    "resumed": [forms.number],
+                    "weights": forms.array,
+                    "updates": forms.whole,
+                }
+            ]
+        },
+    ),
+    forms.formed(
+        RUN,
+        {
+            "wanted_replicas": forms.replicas,
+            "replicas": forms.whole,
+            "identical": forms.flag,
+            "updates": forms.count,
+            "finite": forms.flag,
+            "train_accuracy": forms.share,
+            "test_accuracy": forms.share,
+            "first_answers": forms.array,
+        },
+    ),
+    forms.formed(
+        SCALING,
+        {
+            "strong": _EFFICIENCIES,
+            "weak": _EFFICIENCIES,
+            "parts": [forms.text],
+            "gains": [forms.number],
+        },
+    ),
+)

@@ -261,6 +261,7 @@ def _recorded(names, heavy: str, steps: int) -> dict[str, object]:
         "waits_in_compute": within("probe: wait", "compute"),
         "recorded_calls": len(marks("probe: call")),
         "first_recorded": bool(marks("probe: first call")),
+        "wanted_replicas": len(device_names()),
         "replicas": 1 + len(replicas),  # TensorFlow gives the first replica's operations no prefix
         "returned_all": len(list(returned)) == len(events),
         # q4 leaves the first step out, so with one mark alone there is nothing to ask it.

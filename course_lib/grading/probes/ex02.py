@@ -8,7 +8,7 @@ import functools
 import numpy as np
 
 from course_lib.collectives import Network
-from course_lib.grading.probes.state import device_names
+from course_lib.grading.probes.state import copies_of, device_names
 
 ALGORITHMS = ("naive", "tree", "ring")
 GLOBAL_BATCH = 128  # q6
@@ -95,7 +95,7 @@ def probe_replica_step(names, seed):
         x, y = (_per_replica(strategy, part) for part in zip(*shards))
         parts = step(args=(model, optimizer, x, y))
         losses.append(float(sum(np.asarray(part) for part in strategy.experimental_local_results(parts))))
-    return {"weights": _copies(strategy, model.trainable_variables[0]), "losses": losses}
+    return {"weights": copies_of(strategy, model.trainable_variables[0]), "losses": losses}
 
 
 def probe_prepare(names, seed):
@@ -118,8 +118,8 @@ def probe_prepare(names, seed):
     steps = [[np.asarray(shard) for shard in strategy.experimental_local_results(x)] for x, _ in batches]
     return {
         "replicas": replicas,
-        "model_copies": [len(_copies(strategy, variable)) for variable in model.weights],
-        "optimizer_copies": [len(_copies(strategy, variable)) for variable in optimizer.variables],
+        "model_copies": [len(copies_of(strategy, variable)) for variable in model.weights],
+        "optimizer_copies": [len(copies_of(strategy, variable)) for variable in optimizer.variables],
         "optimizer_built": len(optimizer.variables) > 2,  # more than its step count and learning rate
         "first_shapes": [list(shard.shape) for shard in steps[0]],
         "examples": [row for step in steps for shard in step for row in shard if row.shape == (3,)],
@@ -142,7 +142,7 @@ def probe_training(names, seed):
     x_train, y_train, x_test, y_test = (np.asarray(part) for part in names["load_data"]())
     strategy = _strategy()
     model, losses = names["train"](strategy, seed % 1000)
-    copies = [_copies(strategy, variable) for variable in model.trainable_variables]
+    copies = [copies_of(strategy, variable) for variable in model.trainable_variables]
     x_test, y_test = x_test[:LARGEST_FORWARD], y_test[:LARGEST_FORWARD].ravel()
     logits = np.asarray(model(x_test, training=False))
     seen = {row.tobytes() for row in x_train.astype("float32")}
@@ -150,7 +150,7 @@ def probe_training(names, seed):
         "wanted_replicas": strategy.num_replicas_in_sync,
         "replicas": min(len(values) for values in copies),
         "identical": _identical(copies),
-        "statistics_identical": _identical([_copies(strategy, variable) for variable in model.non_trainable_variables]),
+        "statistics_identical": _identical([copies_of(strategy, variable) for variable in model.non_trainable_variables]),
         "train_examples": len(x_train),
         "steps_per_epoch": int(model.optimizer.iterations.numpy()) / max(len(losses), 1),
         "losses": [float(loss) for loss in losses],
@@ -179,7 +179,3 @@ def _per_replica(strategy, values):
 
 def _identical(copies: list[list[np.ndarray]]) -> bool:
     return all(np.array_equal(values[0], value) for values in copies for value in values)
-
-
-def _copies(strategy, variable) -> list[np.ndarray]:
-    return [copy.numpy() for copy in strategy.experimental_local_results(variable.value)]

@@ -9,7 +9,7 @@ from course_lib import cluster
 from course_lib.errors import CourseError
 from course_lib.grading.asking import Stopped
 from course_lib.grading.probes import workers
-from course_lib.grading.probes.state import device_names, device_of
+from course_lib.grading.probes.state import device_names, device_of, genuine
 
 WORKERS = 2  # of q4 and q5: real processes
 UPDATES = 400  # of q4: so many that Keras' counter misses some
@@ -147,7 +147,7 @@ def probe_table(names, seed):
     table, batches = table_to_cut(seed)
     devices = device_names()[:4]
     shards = list(names["cut_table"](table.copy(), list(devices)))
-    places = [[isinstance(shard, tf.Variable), device_of(shard), tf.convert_to_tensor(shard).numpy()] for shard in shards]
+    places = [[genuine(shard) and isinstance(shard, tf.Variable), device_of(shard), tf.convert_to_tensor(shard).numpy()] for shard in shards]
     sizes = [rows.shape[0] for _, _, rows in places]
     answers = {"devices": list(devices), "shards": places, "lookups": None}
     if sum(sizes) == len(table) and max(sizes) - min(sizes) <= 1:
@@ -188,7 +188,7 @@ def probe_train(names, seed):
     """What the coordinator returned, and how many workers and servers the learner's job has."""
     job = names["make_job"](visits(seed))
     result = workers.run(job, "make_job").results["chief 0"]
-    return {"tasks": [job.workers, job.parameter_servers], **result}
+    return {**result, "tasks": [job.workers, job.parameter_servers]}  # which no result can replace
 
 
 def probe_recovery(names, seed):
@@ -197,7 +197,7 @@ def probe_recovery(names, seed):
     job = workers.job(names["train_through"], workers=WORKERS, parameter_servers=1, arguments=arguments, restarts=1)
     outcome = workers.run(job, "train_through", _kill_the_server)
     reports = [[report.attempt, report.values["done"]] for report in outcome.reports if "done" in report.values]
-    return {"reports": reports, **outcome.results["chief 0"]}
+    return {**outcome.results["chief 0"], "reports": reports}
 
 
 def _kill_the_server(running: cluster.Cluster) -> None:

@@ -4,6 +4,7 @@ Needs NumPy; JAX for q1, and the TPU compiler for q2 where there is one. The inp
 """
 
 import dataclasses
+import re
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from course_lib.grading.asking import Stopped
 
 TOPOLOGY, ROWS = "v5e:2x4", 8192  # of q2: the slice, and the global batch
 LAYOUT_PARTS = ("mesh", "layout", "shards")  # what q2 lets one choose
+KERNELS = ("up/kernel", "down/kernel")  # of q2's block
 NO_FIT = "ValueError"  # q3's answer where no width fits
 
 
@@ -101,17 +103,27 @@ def probe_fit(names, seed):
     try:
         report = tpu.compile_step(wide_block, TOPOLOGY, ROWS, loss="mse", arguments=block_sizes(seed), **chosen)
     except tpu.NoCompiler:
-        return {"chosen": chosen, "compiled": False}
+        return {"chosen": chosen, "axes": _kernel_axes(chosen["shards"]), "compiled": False}
     except CourseError as error:
         raise Stopped("raised", str(error), str(error)) from None
     return {
         "chosen": chosen,
+        "axes": _kernel_axes(chosen["shards"]),
         "compiled": True,
         "fits": report.fits,
         "verdict": report.verdict,
         "state_bytes": report.state_bytes,
         "seconds": report.roofline_seconds,
     }
+
+
+def _kernel_axes(shards) -> dict[str, list[str | None]]:
+    """The mesh axis of each dimension of the two kernels, or None; a learner's regular expressions run here alone."""
+    found = {}
+    for path in KERNELS:
+        key = next((key for key in shards if re.fullmatch(key, path)), None)
+        found[path] = [*shards.get(key, ()), None, None][:2]
+    return found
 
 
 # q3: tiles

@@ -60,7 +60,7 @@ def _placed(names, seed, two):
 
     gradients, ran = step(x, y), placement.where_it_ran(step, x, y)
     return {
-        "variables": [[_number(device_of(v.value), two) for v in stage.trainable_variables] for stage in stages],
+        "variables": [[_number(device_of(v), two) for v in stage.trainable_variables] for stage in stages],
         "gradients": [None if one is None else np.asarray(one) for one in gradients],
         "products": [[_stage(name), _pass(name), _number(device, two)] for name, device in ran],
     }

@@ -15,6 +15,7 @@ from course_lib.grading.probes import workers
 from course_lib.grading.probes.state import device_names
 
 LOOPS = ("loop_a", "loop_b", "loop_c")  # of q2
+OPTIMIZERS = ("plain SGD", "momentum", "Adam")
 RATE, MOMENTUM = 0.05, 0.9  # of q2's optimizers
 LARGE_RATE = 0.5  # of q3 and q5, so that a change is not lost in the rounding of what it changes
 MICRO_BATCHES, PIXELS, WIDTH = 12, 32, 1536  # of q3; a copy of the gradients is a twentieth of what a micro-batch needs
@@ -68,15 +69,15 @@ def probe_loops(names, seed):
     import keras
 
     first, micro_batches, k = linear_epoch(seed)
-    optimizers = {
-        "plain SGD": lambda: keras.optimizers.SGD(RATE),
-        "momentum": lambda: keras.optimizers.SGD(RATE, momentum=MOMENTUM),
-        "Adam": lambda: keras.optimizers.Adam(RATE),
-    }
+    makers = (
+        lambda: keras.optimizers.SGD(RATE),
+        lambda: keras.optimizers.SGD(RATE, momentum=MOMENTUM),
+        lambda: keras.optimizers.Adam(RATE),
+    )
     answers = {}
     for loop in LOOPS:
         answers[loop] = {}
-        for name, new_optimizer in optimizers.items():
+        for name, new_optimizer in zip(OPTIMIZERS, makers):
             model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, use_bias=False)])
             model.set_weights([first])
             updates = names[loop](model, new_optimizer(), list(micro_batches), k)

@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 
-from course_lib.grading.probes.state import device_names
+from course_lib.grading.probes.state import copies_of, device_names
 
 NO_SCALE = "ValueError"  # q1's answer where no scale is right
 REPLICAS, MOMENTUM = 3, 0.9  # of q3
@@ -171,8 +171,8 @@ def probe_replica_step(names, seed):
             returned = step(args=(model, optimizer, x, y, global_batch))
         seen.append(
             {
-                "weights": _copies(strategy, model.trainable_variables[0]),
-                "scales": [float(scale) for scale in _copies(strategy, optimizer.dynamic_scale)],
+                "weights": copies_of(strategy, model.trainable_variables[0]),
+                "scales": [float(scale) for scale in copies_of(strategy, optimizer.dynamic_scale)],
                 "iterations": int(optimizer.iterations.numpy()),
                 "returned": [float(np.asarray(part)) for part in strategy.experimental_local_results(returned)],
             }
@@ -206,10 +206,6 @@ def _per_replica(strategy, values):
     return strategy.experimental_distribute_values_from_function(
         lambda context: tf.constant(values[context.replica_id_in_sync_group])
     )
-
-
-def _copies(strategy, variable) -> list[np.ndarray]:
-    return [copy.numpy() for copy in strategy.experimental_local_results(variable.value)]
 
 
 # q4: dtypes by layer

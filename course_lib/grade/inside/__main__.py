@@ -1,0 +1,187 @@
+"""The sandbox's one lasting process: warmed by its imports, without threads, it forks a child per submission.
+
+`python -m course_lib.grade.inside BACKEND enclosed|open`; jobs come in as lines of JSON, and what each child tells
+goes out as lines: "R " and a record, then "E " and how it ended. Here alone the clock of a submission is kept.
+"""
+
+import importlib
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import sys
+import time
+
+from course_lib.grade.inside import check, namespaces
+
+OUTPUT_KEPT_BYTES = 4000
+RECORDS_BYTES = 64 * 2**20
+GRACE_SECONDS = 10  # for a cell to take its own time limit in, before it is killed
+WATCH_SECONDS = 0.1  # between two looks at memory
+
+
+def main() -> None:
+    backend, enclosed = sys.argv[1], sys.argv[2] == "enclosed"
+    jobs, told = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    _warm(backend)
+    from course_lib.grade.inside.guard import take_snapshot
+    from course_lib.grade.inside.running import run
+
+    shell, changed = _shell(), take_snapshot()
+    _say(told, "ready", {})
+    for line in jobs:
+        _serve(json.loads(line), told, lambda job, *ends: run(job, *ends, changed, shell), enclosed)
+
+
+def _warm(backend: str) -> None:
+    """Import what submissions import, once, and start nothing: a fork keeps one thread."""
+    sys.modules["course_lib.grading.exercise"] = check
+    names = ["numpy", "keras", "course_lib.data", "course_lib.models", "course_lib.show", "course_lib.training"]
+    for name in [backend, *names, "course_lib.cluster", "course_lib.grading"]:
+        importlib.import_module(name)
+
+
+def _shell():
+    """An IPython that shows no colours, keeps no history and has no thread."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    settings = Config()
+    settings.HistoryManager.enabled = False
+    settings.InteractiveShell.colors = "NoColor"
+    return InteractiveShell.instance(config=settings)
+
+
+def _serve(job: dict, told, run, enclosed: bool) -> None:
+    key = secrets.token_hex(16)
+    records, theirs = socket.socketpair()
+    output, their_output = os.pipe()
+    status, their_status = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            _become_first(job, (theirs.fileno(), their_output, their_status), key, run, enclosed)
+        except BaseException as error:
+            os.write(their_status, json.dumps({"failed": f"{type(error).__name__}: {error}"[:500]}).encode())
+        finally:
+            os._exit(1)
+    for end in (their_output, their_status):
+        os.close(end)
+    theirs.close()
+    ending = _follow(job, records, output, child, key, told)
+    os.waitpid(child, 0)
+    ending |= _status(status)
+    records.close()
+    for end in (output, status):
+        os.close(end)
+    _say(told, "E", ending)
+
+
+def _become_first(job: dict, ends: tuple[int, ...], key: str, run, enclosed: bool) -> None:
+    """Enclose this process' next child, and wait for it; that one is the first of its world, and all ends with it."""
+    records, output, status = ends
+    if enclosed:
+        namespaces.enter_new()
+    else:
+        os.setsid()
+    first = os.fork()
+    if first:
+        os.waitpid(first, 0)
+        if not enclosed:
+            os.killpg(0, signal.SIGKILL)
+        os._exit(0)
+    if enclosed:
+        namespaces.end_with_parent()
+        namespaces.furnish(int(job["scratch_mib"] * namespaces.MIB))
+        namespaces.hide_memory(True)
+    learner = os.fork()
+    if learner:
+        os.write(status, json.dumps(_watch(learner, job["memory_gib"] if enclosed else None)).encode())
+        os._exit(0)
+    namespaces.limit(job)
+    if enclosed:
+        namespaces.hide_memory(False)
+        namespaces.give_up_rights()
+    else:
+        os.chdir(job["scratch"])
+    _keep_only(records, output)
+    run(job, records, key)
+    os._exit(0)
+
+
+def _keep_only(records: int, output: int) -> None:
+    """Leave the learner's code nothing of this program's open files but its output and its records."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    os.closerange(3, records)
+    os.closerange(records + 1, 4096)
+
+
+def _watch(learner: int, memory_gib: float | None) -> dict:
+    """Reap what ends until the learner's process does; end everything when it takes too much memory together."""
+    signals = {signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    while True:
+        while (ended := _ended())[0]:
+            if ended[0] == learner:
+                return {"exit": os.waitstatus_to_exitcode(ended[1])}
+        if memory_gib and namespaces.resident_bytes() > memory_gib * namespaces.GIB:
+            return {"memory": True}
+        signal.sigtimedwait(signals, WATCH_SECONDS)
+
+
+def _ended() -> tuple[int, int]:
+    return os.waitpid(-1, os.WNOHANG)
+
+
+def _follow(job: dict, records: socket.socket, output: int, child: int, key: str, told) -> dict:
+    """Pass genuine records on until the submission's last process is gone; kill it when a limit is passed."""
+    began = time.monotonic()
+    deadlines = {"in all": began + job["seconds"], "a cell": began + job["seconds"]}
+    ending, rest, size, tail = {"limit": None, "last": None}, b"", 0, b""
+    waiting = selectors.DefaultSelector()
+    waiting.register(records, selectors.EVENT_READ)
+    waiting.register(output, selectors.EVENT_READ)
+    while waiting.get_map():
+        left = min(deadlines.values()) - time.monotonic()
+        if left <= 0 and ending["limit"] is None:
+            ending["limit"] = min(deadlines, key=deadlines.get)
+            os.kill(child, signal.SIGKILL)
+        for ready, _ in waiting.select(max(left, 0) if ending["limit"] is None else None):
+            piece = os.read(ready.fd, 2**16)
+            if not piece:
+                waiting.unregister(ready.fileobj)
+            elif ready.fd == output:
+                tail = (tail + piece)[-OUTPUT_KEPT_BYTES:]
+            elif (size := size + len(piece)) > RECORDS_BYTES:
+                ending["limit"] = ending["limit"] or "answers"
+                os.kill(child, signal.SIGKILL)
+            else:
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    if line.startswith(key.encode()):
+                        record = line[len(key) :]
+                        told.write(b"R " + record + b"\n")
+                        told.flush()
+                        if record.startswith(b'{"begins": '):
+                            ending["last"] = json.loads(record)["begins"]
+                            deadlines["a cell"] = time.monotonic() + job["cell_seconds"] + GRACE_SECONDS
+    return {**ending, "output": tail.decode("utf-8", "replace")}
+
+
+def _status(end: int) -> dict:
+    """What the first process said as it ended; nothing when it was killed."""
+    with os.fdopen(os.dup(end), "rb") as file:
+        return json.loads(file.read() or b"{}")
+
+
+def _say(told, kind: str, what: dict) -> None:
+    told.write(f"{kind} {json.dumps(what)}\n".encode())
+    told.flush()
+
+
+if __name__ == "__main__":
+    main()

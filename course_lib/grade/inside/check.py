@@ -1,0 +1,21 @@
+"""The `Exercise` that a notebook meets inside the sandbox: its checks are made outside, so it only says so."""
+
+from course_lib.errors import CourseError
+
+
+class CheckFailed(CourseError):
+    """Raised by checks in a notebook; never here."""
+
+
+class Exercise:
+    """Takes the calls of grading.exercise.Exercise and gives no verdict."""
+
+    def __init__(self, name: str, *_: object) -> None:
+        self.name = name
+
+    def __call__(self, question_name: str) -> None:
+        """Say that the question is checked by whoever grades."""
+        print(f"{question_name} of {self.name} is checked outside")
+
+    def __repr__(self) -> str:
+        return f"{self.name}: checked outside"
