@@ -215,9 +215,11 @@ def _parser() -> argparse.ArgumentParser:
 
     # These import no framework, so that --help stays quick.
     from course_lib.cluster.command import add_commands
+    from course_lib.grade import command as grading
     from course_lib.plan import command as planning
     from course_lib.tpu.command import EXAMPLE, add_arguments, compile_model
 
+    grading.add_arguments(command("grade", grading.grade, grading.EXAMPLE))
     add_arguments(command("compile", compile_model, EXAMPLE))
     planning.add_arguments(command("plan", planning.plan, planning.EXAMPLE))
 

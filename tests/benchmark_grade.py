@@ -1,4 +1,4 @@
-"""Submissions a minute of `course grade`, and of two usual graders, measured in one run: `python tests/benchmark_grade.py`.
+"""Submissions a minute of `course grade` and of two usual graders, in one run: `python tests/benchmark_grade.py`.
 
 Throughput: copies of a trivial notebook (exercise 00's first two questions in pure Python; at least 250 a minute on
 two cores) and of exercise 00's solution (TensorFlow on four devices; at least 30). Each copy differs by a comment.
@@ -52,8 +52,9 @@ for examples, batch in [(1024, 64)] + [(random.randint(100, 4000), 64) for _ in 
 
 
 def notebook(sources: list[str], metadata: list[dict] | None = None) -> str:
+    code = {"cell_type": "code", "outputs": [], "execution_count": None}
     cells = [
-        {"cell_type": "code", "id": f"cell-{number}", "metadata": more, "source": source, "outputs": [], "execution_count": None}
+        {**code, "id": f"cell-{number}", "metadata": more, "source": source}
         for number, (source, more) in enumerate(zip(sources, metadata or [{}] * len(sources)))
     ]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
@@ -104,9 +105,15 @@ def ours(make, copies: int, questions: int, jobs: int = JOBS, *options: str) -> 
         (submissions / f"learner{copy:04}.ipynb").write_text(make(copy))
     command = [sys.executable, "-m", "course_lib.cli", "grade", "submissions", "--out", "out", "--secret", "secret"]
     seconds = commands_seconds([[*command, "--jobs", jobs, *options]], folder)
-    graded = [json.loads(path.read_text()).get("verdicts", []) for path in out.rglob("*.json")]
+    graded = [json.loads(path.read_text())["verdicts"] for path in (out / "submissions").glob("*.json")]
     shutil.rmtree(folder)
     return seconds, sum(sum(verdict["right"] for verdict in verdicts) >= questions for verdicts in graded)
+
+
+def sandbox_ratio(pair: int) -> float:
+    ways = [(), ("--run-submissions-as-me",)]
+    seconds = {way: ours(tensorflow, 1, 4, 1, *way)[0] for way in (ways if pair % 2 else reversed(ways))}
+    return seconds[ways[0]] / seconds[ways[1]]
 
 
 def otter(environment: Path, copies: int, together: int) -> tuple[float, int]:
@@ -181,13 +188,12 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5, help="sandboxed and unsandboxed gradings, in turns")
     parser.add_argument("--others", type=int, default=10, help="copies for each of the other graders")
     parser.add_argument("--without-others", action="store_true", help="measure `course grade` alone")
-    parser.add_argument("--graders", type=Path, help="where the others' environments stay; without it, a temporary folder")
+    parser.add_argument("--graders", type=Path, help="where the others' environments stay; a temporary folder else")
     chosen = parser.parse_args()
     rate = a_minute(f"course grade, trivial, {JOBS} jobs", chosen.trivial, ours(trivial, chosen.trivial, 2))
     a_minute(f"course grade, TensorFlow, {JOBS} jobs", chosen.tensorflow, ours(tensorflow, chosen.tensorflow, 4))
-    pairs = [(ours(tensorflow, 1, 4, 1), ours(tensorflow, 1, 4, 1, "--run-submissions-as-me")) for _ in range(chosen.pairs)]
-    overhead = statistics.median(inside[0] / outside[0] for inside, outside in pairs)
-    print(f"sandbox: {overhead:.3f} times the time without it (at most 1.05; median of {chosen.pairs} pairs)", flush=True)
+    overhead = statistics.median(map(sandbox_ratio, range(chosen.pairs)))
+    print(f"sandbox: {overhead:.3f} times the time without (at most 1.05; median of {chosen.pairs} pairs)", flush=True)
     if chosen.without_others:
         return
     with tempfile.TemporaryDirectory() as temporary:

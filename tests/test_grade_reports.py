@@ -32,6 +32,7 @@ def result(learner, *verdicts, **more):
     return Result(learner, **{**given, **more})
 
 
+SHA256_OF_NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 PRIVATE = {"review": ("REVIEW reads os.environ",), "seeds": {"q1": 987654321}, "graded_by": "SECRET-HASH"}
 CLASS = [
     result("ana", RIGHT, MISTAKEN, SCALED, **PRIVATE),
@@ -208,12 +209,12 @@ def test_the_summary_names_mistakes_gaps_and_what_to_look_at():
     assert [one["learner"] for one in found["look_at"]] == ["hal", "ana", "dee"]
     assert found["look_at"][1]["review"] == ["REVIEW reads os.environ"]
     (same,) = found["identical"]
-    assert [one["learner"] for one in same["notebooks"]] == ["bo", "chen"]
+    assert [(one["learner"], one["points"], one["of"]) for one in same["notebooks"]] == [("bo", 1, 4), ("chen", 1, 4)]
 
 
 def test_the_same_bytes_of_one_learner_or_of_nothing_are_not_reported():
     twice = [result("ana", RIGHT, file="1"), result("ana", RIGHT, file="2")]
-    unread = [result(name, sha256="", problem="is too large") for name in ("bo", "chen")]
+    unread = [result(f"{name}{sha256}", sha256=sha256, problem="is too large") for name in "ab" for sha256 in ("", SHA256_OF_NOTHING)]
     assert summary.figures([*twice, *unread])["identical"] == []
 
 

@@ -18,7 +18,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 
 
 def as_nobody(command: list[str], *reach: str | Path, home: Path | None = None) -> list[str]:
-    """The command line for subprocess that runs the command as nobody, with a home of its own; as it stands unless root.
+    """The command line that runs a command as nobody, with a home of its own; as it stands unless root.
 
     reach   folders that the command needs beside Python and the course, its working directory among them;
             nobody must have rights on each, see give_to_nobody
@@ -78,7 +78,7 @@ def _view(closed: Path, needed: list[Path], stage: Path) -> list[str]:
     """Shell lines that put an empty folder with the needed ones in it in the closed one's place."""
     lines = [f"mount -t tmpfs -o mode=755 view {shlex.quote(str(stage))}"]
     for folder in (folder for folder in needed if closed in folder.parents):
-        place = shlex.quote(str(stage / folder.relative_to(closed)))
+        source, place = shlex.quote(str(folder)), shlex.quote(str(stage / folder.relative_to(closed)))
         # A folder inside another needed one is there already.
-        lines.append(f"[ -e {place} ] || {{ (umask 022; mkdir -p {place}); mount --rbind {shlex.quote(str(folder))} {place}; }}")
+        lines.append(f"[ -e {place} ] || {{ (umask 022; mkdir -p {place}); mount --rbind {source} {place}; }}")
     return [*lines, f"mount --move {shlex.quote(str(stage))} {shlex.quote(str(closed))}"]

@@ -15,10 +15,10 @@ from course_lib.grading.verdict import TargetResult, Verdict
 FOLDER = "feedback"
 WORDS = {"right": "right", "wrong": "not right yet", "blank": "still blank", "unrun": "did not run"}
 FOOTER = (
-    "A question gives its points when all of its targets are met. Your functions met inputs that were drawn for your "
-    "submission, so no answer can be right by chance. Something here looks wrong to you? Show this page to your examiner."
+    "A question gives its points when all of its targets are met; your functions met inputs that were drawn for your "
+    "submission. Does something here look wrong to you? Show this page to your examiner."
 )
-_WHOLE_RUN = "Restart the kernel, run all cells from top to bottom, save, and hand the notebook in again."
+_WHOLE_RUN = "Restart the kernel, run all cells from top to bottom, save, and hand the notebook in again if your course allows it."
 
 
 def write(folder: Path, results: Iterable[Result]) -> list[Path]:

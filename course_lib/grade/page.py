@@ -44,6 +44,7 @@ caption, footer, .quiet {{ color: var(--quiet); text-align: left; }} caption {{ 
 b.right {{ color: var(--right); }} b.wrong {{ color: var(--wrong); }} b.blank {{ color: var(--blank); }} b.unrun {{ color: var(--unrun); }}
 dt {{ font-weight: bold; }} dd {{ margin: 0 0 .5rem; }}
 pre {{ max-height: 24rem; overflow: auto; padding: .75rem; background: var(--card); white-space: pre-wrap; }}
+td ul {{ margin: 0; padding-left: 1rem; }}
 .wide {{ overflow-x: auto; margin: 1rem 0; overflow-wrap: normal; }} table {{ border-collapse: collapse; }}
 th, td {{ padding: .3rem .9rem .3rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }}
 .number {{ text-align: right; white-space: nowrap; }} .long {{ min-width: 12rem; overflow-wrap: anywhere; }}

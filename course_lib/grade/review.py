@@ -1,7 +1,7 @@
 """Lines for an examiner about source that reaches for the grader instead of the question. Needs nothing.
 
-A line costs no point: the sandbox and the judge outside it are the defence. It says where to look when a
-mark seems odd. Honest work with frames, processes or patches gets lines too; the course's own does not.
+A line costs no point: the sandbox, and the judge outside it, are the defence. It says where to look when
+marks seem odd; code that hides what it does gets none. Not for the learner.
 """
 
 import ast
@@ -10,7 +10,9 @@ import warnings
 from collections.abc import Iterator
 
 LINES, LINE_LENGTH = 20, 200
-_LONGEST_SOURCE = 200_000  # a syntax tree takes some hundred times the memory of its source
+_LOOKED_THROUGH = 500_000  # characters in a notebook: a syntax tree takes a hundred times its source's memory
+_EACH_CELL = 100  # what a cell costs of them by itself
+_DEEPEST = 20  # members of members; a chain of thousands is looked up once for each link
 
 _MODULES = (
     "_ctypes", "_posixsubprocess", "_thread", "_xxsubinterpreters", "builtins", "cffi", "ctypes", "multiprocessing",
@@ -19,110 +21,208 @@ _MODULES = (
 _MEMBERS = (
     "gc.get_objects", "gc.get_referents", "gc.get_referrers", "importlib.reload", "inspect.currentframe",
     "inspect.getclosurevars", "inspect.stack", "inspect.trace", "os.fork", "os.forkpty", "os.kill", "os.killpg",
-    "os.popen", "os.system", "signal.pidfd_send_signal", "sys._current_frames", "sys._getframe", "sys.addaudithook",
-    "sys.meta_path", "sys.modules", "sys.monitoring", "sys.path_hooks", "sys.setprofile", "sys.settrace",
+    "os.popen", "os.system", "sys._current_frames", "sys._getframe", "sys.addaudithook", "sys.meta_path",
+    "sys.modules", "sys.monitoring", "sys.path_hooks", "sys.setprofile", "sys.settrace",
 )  # fmt: skip
-_PROCESSES = re.compile(r"os\.(exec|spawn|posix_spawn)\w+")
-_INTERNALS = re.compile(
-    r"course_lib\.(grade|grading(?!\.(probes|Exercise|CheckFailed|Mistake|Question|Target)\b)\.\w+)\b"
-)
-_ATTRIBUTES = {
+_ATTRIBUTES = (
     "__builtins__", "__closure__", "__code__", "__globals__", "__subclasses__", "_questions", "ag_frame",
     "cell_contents", "cr_frame", "f_back", "f_builtins", "f_globals", "f_locals", "gi_frame", "tb_frame",
-}  # fmt: skip
-_SETTERS = {"setattr", "delattr", "object.__setattr__", "type.__setattr__", "object.__delattr__", "type.__delattr__"}
-_PATH = re.compile(r"/(proc|sys|dev|etc|home|root|run|var|usr|opt|mnt|srv)(/|$)|~/")
-_ENCODED = re.compile(r"[A-Za-z0-9+/=\s\\x]{200,}")
-_MAGIC = re.compile(r"^([ \t]*)[%!?].*$", re.MULTILINE)
-_MENTIONED = re.compile(
-    rf"""(?<!\w)({"|".join(map(re.escape, (*_MODULES, *_MEMBERS, *_ATTRIBUTES, "/proc/", "course_lib.grade.")))})"""
+)  # fmt: skip
+_TAUGHT = r"probes|Exercise|CheckFailed|Mistake|Question|Target"  # what lessons and exercises import themselves
+_REACHING = re.compile(
+    rf"({'|'.join(map(re.escape, (*_MODULES, *_MEMBERS)))}|os\.(?:exec|spawn|posix_spawn)\w+"
+    rf"|course_lib\.grade|course_lib\.grading\.(?!(?:{_TAUGHT})\b)\w+)(?:\.|$)"
 )
+_MENTIONED = re.compile(
+    rf"(?<!\w)(?:{'|'.join(map(re.escape, (*_MODULES, *_MEMBERS, *_ATTRIBUTES)))}|course_lib\.grade)(?!\w)|/proc/"
+)
+_SETTERS = ("setattr", "delattr", *(f"{it}.__{verb}attr__" for it in ("object", "type") for verb in ("set", "del")))
+_SETTINGS = ("jax.config.", "matplotlib.")  # made to be set
+_PATH = re.compile(r"/(proc|sys|dev|etc|home|root|run|var|usr|opt|mnt|srv)(/|$)|~/")
+_ENCODED = re.compile(r"[A-Za-z0-9+/=\s]{200,}")
+_MAGIC = re.compile(r"^([ \t]*)(?:[%!?].*|[\w.]+\?{1,2}[ \t]*)$|(?<=[^=!<>])=[ \t]*[%!].*$", re.MULTILINE)
 
 
 def suspicious(cells: list[dict]) -> tuple[str, ...]:
     """What an examiner should look at in a notebook's code, "cell 7 sets numpy.allclose", in order.
 
-    cells    as cells.notebook_of gives them
+    cells    as cells.notebook_of gives them; they count from 1
     Returns  at most LINES lines of at most LINE_LENGTH characters; the last one tells of more
     """
-    lines, aliases = {}, {}
+    lines, names, left = {}, {}, _LOOKED_THROUGH
     for number, cell in enumerate(cells, 1):
-        if cell["cell_type"] == "code":
-            lines |= {f"cell {number} {what}"[:LINE_LENGTH]: None for what in _in_source(cell["source"], aliases)}
-    if len(lines) > LINES:
-        return (*list(lines)[: LINES - 1], f"and {len(lines) - LINES + 1:,} more lines like these")
-    return tuple(lines)
+        if cell["cell_type"] != "code":
+            continue
+        left -= _EACH_CELL + len(cell["source"])
+        if left < 0:
+            lines[f"code from cell {number} on is too long to look through"] = None
+            break
+        lines |= {f"cell {number} {what}"[:LINE_LENGTH]: None for what in _in_source(cell["source"], names)}
+    shown, more = list(lines), len(lines) - LINES + 1
+    return tuple(shown if more <= 1 else [*shown[: LINES - 1], f"and {more:,} lines more"])
 
 
-def _in_source(source: str, aliases: dict[str, str]) -> list[str]:
-    """What one cell does; the names that it gives to modules and their members are added to aliases."""
-    if len(source) > _LONGEST_SOURCE:
-        return [f"holds {len(source):,} characters of code, too many to look through", *_mentioned(source)]
-    magics = [match[0] for match in _MAGIC.finditer(source)]
+def _in_source(source: str, names: dict[str, str]) -> list[str]:
+    """What one cell does; its names of modules, and of what is in them, are added to names."""
+    magics = ""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(_MAGIC.sub(r"\1pass", source))
-            nodes = sorted(ast.walk(tree), key=lambda node: getattr(node, "lineno", 0))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return _mentioned(source)
+        tree = _tree(source)
+    except SyntaxError:
+        magics = "\n".join(match[0] for match in _MAGIC.finditer(source))
+        try:
+            tree = _tree(_MAGIC.sub(_without_magic, source))
+        except (SyntaxError, *_TOO_ODD):
+            return _mentions(source)
+    except _TOO_ODD:
+        return _mentions(source)
+    nodes = sorted(ast.walk(tree), key=lambda node: getattr(node, "lineno", 0))
     for node in nodes:
-        _learn(node, aliases)
-    prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
-    own = {id(node.func) for node in nodes if isinstance(node, ast.Call) and _kills_itself(node, aliases)}
-    nodes = [node for node in nodes if id(node) not in prose | own or isinstance(node, ast.Call)]
-    return [*_mentioned("\n".join(magics)), *(what for node in nodes for what in _in_node(node, aliases))]
+        _learn(node, names)
+    passed = {id(it) for node in nodes for it in _harmless(node, names)}
+    found = [what for node in nodes if id(node) not in passed for what in _in_node(node, names)]
+    return [*_mentions(magics), *found, *_in_encoded(nodes)]
 
 
-def _mentioned(text: str) -> list[str]:
-    return [f"mentions {name}" for name in dict.fromkeys(_MENTIONED.findall(text))]
+_TOO_ODD = (ValueError, RecursionError, MemoryError)  # what else the parser raises
 
 
-def _learn(node: ast.AST, aliases: dict[str, str]) -> None:
+def _tree(source: str) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(source)
+
+
+def _without_magic(match: re.Match) -> str:
+    return "= None" if match[1] is None else f"{match[1]}pass"
+
+
+def _mentions(text: str) -> list[str]:
+    return [f"mentions {name}" for name in dict.fromkeys(match[0] for match in _MENTIONED.finditer(text))]
+
+
+# What a name stands for.
+
+
+def _learn(node: ast.AST, names: dict[str, str]) -> None:
     if isinstance(node, ast.Import):
-        for name in node.names:
-            aliases[name.asname or name.name.partition(".")[0]] = name.name if name.asname else name.name.partition(".")[0]
+        for it in node.names:
+            top = it.name.partition(".")[0]
+            names[it.asname or top] = it.name if it.asname else top
     elif isinstance(node, ast.ImportFrom) and node.module:
-        aliases.update({name.asname or name.name: f"{node.module}.{name.name}" for name in node.names})
-    elif isinstance(node, ast.Assign) and (dotted := _dotted(node.value, aliases)):
-        aliases.update({target.id: dotted for target in node.targets if isinstance(target, ast.Name)})
+        names |= {it.asname or it.name: f"{node.module}.{it.name}" for it in node.names}
+    elif isinstance(node, ast.Assign) and (full := _full(node.value, names)):
+        names |= {target.id: full for target in node.targets if isinstance(target, ast.Name)}
 
 
-def _dotted(node: ast.AST, aliases: dict[str, str]) -> str:
-    """The full name of an imported module or of what is in it, "numpy.allclose"; empty for anything else."""
+def _full(node: ast.AST, names: dict[str, str]) -> str:
+    """The name of an imported module or of what is in it, "numpy.allclose"; empty for anything else."""
     parts = []
-    while isinstance(node, ast.Attribute):
+    while isinstance(node, ast.Attribute) and len(parts) < _DEEPEST:
         parts.append(node.attr)
         node = node.value
-    if isinstance(node, ast.Name) and node.id in aliases:
-        parts.append(aliases[node.id])
-    elif isinstance(node, ast.Call) and (module := _imported_by_call(node, aliases)):
-        parts.append(module)
-    else:
+    start = names.get(node.id, "") if isinstance(node, ast.Name) else _imported(node, names)
+    return ".".join([start, *reversed(parts)]) if start and start.count(".") < _DEEPEST else ""
+
+
+def _imported(node: ast.AST, names: dict[str, str]) -> str:
+    """The module that __import__ or import_module gives."""
+    if not isinstance(node, ast.Call) or not node.args or not isinstance(node.args[0], ast.Constant):
         return ""
-    return ".".join(reversed(parts))
+    return str(node.args[0].value) if _called(node, names) in ("__import__", "importlib.import_module") else ""
 
 
-def _imported_by_call(call: ast.Call, aliases: dict[str, str]) -> str:
-    name = call.func.id if isinstance(call.func, ast.Name) else _plain_name(call.func)
-    full = aliases.get(name.partition(".")[0], "") + name[len(name.partition(".")[0]) :]
-    is_import = name == "__import__" or "importlib.import_module" in (name, full)
-    return _text(call.args[0]) if is_import and call.args else ""
+def _called(call: ast.Call, names: dict[str, str]) -> str:
+    """The name of what is called: a builtin's, a module's member, or "object.__setattr__"."""
+    func = call.func
+    if isinstance(func, ast.Name):
+        return names.get(func.id, func.id)
+    if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name):
+        return f"{names.get(func.value.id, func.value.id)}.{func.attr}"
+    return ""
 
 
-def _in_node(node: ast.AST, aliases: dict[str, str]) -> Iterator[str]:
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        yield from _in_import(node)
-    elif isinstance(node, ast.Call):
-        yield from _in_call(node, aliases)
-    elif isinstance(node, ast.Attribute):
-        yield from _in_attribute(node, aliases)
-    elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
-        yield from _in_stored_item(node, aliases)
-    elif isinstance(node, ast.Name) and (node.id in _ATTRIBUTES or _is_reaching(aliases.get(node.id, ""))):
-        yield f"uses {aliases.get(node.id, node.id)}"
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-        if _PATH.match(node.value):
-            yield f"names the path {ascii(node.value[:100])[1:-1]}"
-        elif node.value in _ATTRIBUTES:
-            yield f"names {node.value} in a text"
+# What a node does.
+
+
+def _harmless(node: ast.AST, names: dict[str, str]) -> Iterator[ast.AST]:
+    """Nodes to pass over: what stands alone as a docstring does, and a process that kills itself."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        yield node.value
+    elif isinstance(node, ast.Call) and _called(node, names) == "os.kill" and node.args:
+        own = node.args[0]
+        if isinstance(own, ast.Call) and _called(own, names) == "os.getpid":
+            yield node.func
+
+
+def _in_node(node: ast.AST, names: dict[str, str]) -> Iterator[str]:
+    match node:
+        case ast.Import() | ast.ImportFrom():
+            yield from _in_import(node)
+        case ast.Call():
+            yield from _in_call(node, names)
+        case ast.Attribute():
+            yield from _in_attribute(node, names)
+        case ast.Subscript(value=ast.Attribute(value=owner, attr="__dict__")) if _is_changed(node):
+            yield from _in_change(owner, "__dict__", names)
+        case ast.Subscript(value=ast.Call(func=ast.Name(id="vars"), args=[owner])) if _is_changed(node):
+            yield from _in_change(owner, "__dict__", names)
+        case ast.Name(id=name) if name in _ATTRIBUTES:
+            yield f"uses {name}"
+        case ast.Constant(value=str(text)) if _PATH.match(text):
+            yield f"names the path {_ascii(text)}"
+        case ast.Constant(value=str(text)) if text in _ATTRIBUTES:
+            yield f"names {text}"
+
+
+def _in_import(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    module = "" if isinstance(node, ast.Import) else f"{node.module or ''}."
+    for it in node.names:
+        if reaching := _REACHING.match(f"{module}{it.name}"):
+            yield f"imports {reaching[1]}"
+
+
+def _in_call(node: ast.Call, names: dict[str, str]) -> Iterator[str]:
+    if reaching := _REACHING.match(_imported(node, names)):
+        yield f"imports {reaching[1]}"
+    called = _called(node, names)
+    if called in _SETTERS and len(node.args) > 1:
+        name = node.args[1].value if isinstance(node.args[1], ast.Constant) else "..."
+        yield from _in_change(node.args[0], str(name), names)
+    elif called in ("open", "io.open", "os.open") and node.args and isinstance(node.args[0], ast.Constant):
+        path = str(node.args[0].value)
+        if path.startswith("/") and not _PATH.match(path):
+            yield f"opens {_ascii(path)}"
+
+
+def _in_attribute(node: ast.Attribute, names: dict[str, str]) -> Iterator[str]:
+    if node.attr in _ATTRIBUTES:
+        yield f"uses {node.attr}"
+    if _is_changed(node):
+        yield from _in_change(node.value, node.attr, names)
+    elif (reaching := _REACHING.match(_full(node, names))) and reaching[1] not in _MODULES:  # its import has a line
+        yield f"uses {reaching[1]}"
+
+
+def _is_changed(node: ast.Attribute | ast.Subscript) -> bool:
+    return not isinstance(node.ctx, ast.Load)
+
+
+def _in_change(owner: ast.AST, name: str, names: dict[str, str]) -> Iterator[str]:
+    """A line when the owner is imported, or the class of something, and so is everybody's."""
+    is_class = isinstance(owner, ast.Attribute) and owner.attr == "__class__"
+    if isinstance(owner, ast.Call) and _called(owner, names) == "type" or is_class:
+        yield f"sets {_ascii(name)} of a class that it takes from an object"
+    elif (full := _full(owner, names)) and not f"{full}.".startswith(_SETTINGS):
+        yield f"sets {_ascii(f'{full}.{name}')}"
+
+
+def _in_encoded(nodes: list[ast.AST]) -> Iterator[str]:
+    runs = any(isinstance(node, ast.Call) and _called(node, {}) in ("exec", "eval", "compile") for node in nodes)
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes))]
+    texts = [text if isinstance(text, str) else text.decode("latin-1") for text in texts]
+    if runs and any(map(_ENCODED.fullmatch, texts)):
+        yield "runs code, and holds a long encoded text"
+
+
+def _ascii(text: str) -> str:
+    return ascii(text[:100])[1:-1]

@@ -30,7 +30,6 @@ import unicodedata
 import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -42,6 +41,7 @@ NOTEBOOK_BYTES = 20_000_000
 LEARNER_BYTES = 100_000_000  # expanded, so that one learner's bomb costs the others nothing
 TOTAL_BYTES = 4_000_000_000
 ZIP_ENTRIES = 20_000
+_ARCHIVES_OPEN = 16
 _LONGEST_LEARNER, _LONGEST_SLUG, _LONGEST_FILE, _MOST_NAMED = 80, 50, 200, 5
 _ENTRY = b"PK\x01\x02"  # begins each entry of a zip's directory
 
@@ -119,34 +119,33 @@ def find(paths: list[Path]) -> list[Submission]:
     Raises   CourseError, in one line, for a path that does not exist, is of another
              kind, or holds no notebook
     """
-    with ExitStack() as archives:
-        learners, found = defaultdict(list), []
-        for again, item, learner in _whose(_items(paths, archives)):
-            learners[learner].append((again, item))
-        left = TOTAL_BYTES
-        for learner in sorted(learners, key=lambda learner: (_natural(learner), learner)):
-            groups = defaultdict(list)
-            for read in _contents(learners[learner], min(left, LEARNER_BYTES)):
-                groups[read.exercise].append(read)
-            ours = [_submission(learner, groups[exercise]) for exercise in sorted(groups, key=lambda it: it or "~")]
-            left -= sum(len(submission.content) for submission in ours)
-            found += ours
+    learners, found, left = defaultdict(list), [], TOTAL_BYTES
+    for again, item, learner in _whose(_items(paths)):
+        learners[learner].append((again, item))
+    for learner in sorted(learners, key=lambda learner: (_natural(learner), learner)):
+        groups = defaultdict(list)
+        for read in _contents(learners[learner], min(left, LEARNER_BYTES)):
+            groups[read.exercise].append(read)
+        ours = [_submission(learner, groups[exercise]) for exercise in sorted(groups, key=lambda it: it or "~")]
+        left -= sum(len(submission.content) for submission in ours)
+        found += ours
     return found
 
 
 # What there is.
 
 
-def _items(paths: list[Path], archives: ExitStack) -> list[_Item]:
+def _items(paths: list[Path]) -> list[_Item]:
     """All notebooks and zips in the paths, each file once, in whatever order the paths are given."""
     given = sorted({_resolved(path) for path in paths}, key=lambda path: (len(path.parts), path))
+    archive = functools.lru_cache(_ARCHIVES_OPEN)(_archive)  # a class may be a thousand zips
     found, seen = [], {path for path in given if _ending(path.name) == ".zip"}
     for path in sorted(given, key=Path.is_file):  # folders first: a file in one belongs to its learner there
         if path.is_dir():
             here = list(_folder_items(path))
             items = [item for item in here if (place := path.joinpath(*item.parts)) not in seen and not seen.add(place)]
         elif _ending(path.name) == ".zip":
-            items = here = list(_given_zip(path, archives))
+            items = here = list(_given_zip(path, archive))
         else:
             here = [_file_item(path, (path.name,), path.parent)]
             items = [] if path in seen else here
@@ -205,10 +204,9 @@ def _file_item(path: Path, parts: tuple[str, ...], root: Path) -> _Item:
     return _Item(root, parts, _shown("/".join(parts)), read)
 
 
-def _given_zip(path: Path, archives: ExitStack) -> Iterator[_Item]:
+def _given_zip(path: Path, archive: Callable[[Path], zipfile.ZipFile]) -> Iterator[_Item]:
     try:
-        archive = archives.enter_context(_archive(path))
-        yield from _zip_items(archive, (), path, _shown(path.name))
+        yield from _zip_items(functools.partial(archive, path), (), path, _shown(path.name))
     except CourseError as error:
         yield replace(_file_item(path, (path.name,), path), problem=str(error))
 
@@ -224,9 +222,11 @@ def _archive(source: Path | io.BytesIO) -> zipfile.ZipFile:
     return archive
 
 
-def _zip_items(archive: zipfile.ZipFile, before: tuple[str, ...], root: Path, label: str) -> Iterator[_Item]:
+def _zip_items(
+    archive: Callable[[], zipfile.ZipFile], before: tuple[str, ...], root: Path, label: str
+) -> Iterator[_Item]:
     """The archive's entries; their names are labels, and never become paths."""
-    for entry in archive.infolist():
+    for entry in archive().infolist():
         parts = tuple(_short(part) for part in re.split(r"[/\\]", entry.filename) if part not in ("", ".", ".."))
         if entry.is_dir() or not parts or any(map(_is_junk, parts)) or not _ending(parts[-1]):
             continue
@@ -245,8 +245,8 @@ def _entry_problem(entry: zipfile.ZipInfo) -> str:
     return ""
 
 
-def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, most: int) -> bytes:
-    with archive.open(entry) as file:
+def _read_entry(archive: Callable[[], zipfile.ZipFile], entry: zipfile.ZipInfo, most: int) -> bytes:
+    with archive().open(entry) as file:
         return file.read(most)
 
 
@@ -354,7 +354,7 @@ def _opened(outer: _Item) -> Iterator[_Item]:
         return
     try:
         with _archive(io.BytesIO(content)) as archive:
-            items = list(_zip_items(archive, outer.parts, outer.root, outer.file))
+            items = list(_zip_items(lambda: archive, outer.parts, outer.root, outer.file))
             for item in items:
                 yield replace(item, problem="is a zip inside a zip, which is not opened") if item.is_zip else item
             if not items:

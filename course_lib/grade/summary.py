@@ -3,6 +3,7 @@
 It holds review lines, so it is not for learners. The same results in any order give the same bytes.
 """
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,8 +14,9 @@ from course_lib.grade.results import Result, write_whole
 from course_lib.grading.verdict import Verdict
 
 STATES = {"right": "right", "wrong": "wrong", "blank": "blank", "unrun": "not run"}
-_BAR = "a bar holds right, wrong, blank and not run, from left to right"
+_BAR = "A bar holds right, wrong, blank and not run, from left to right."
 GAP_COUNT, GAP_SHARE = 3, 0.1  # so many wrong answers without a known mistake, and this share, hint at a gap in the bank
+_OF_NOTHING = hashlib.sha256(b"").hexdigest()  # what could not be read
 FOOTER = (
     "Right, wrong, blank and not run count notebooks that could be graded. This page holds notes about learners: "
     "it is for examiners only."
@@ -101,9 +103,9 @@ def _identical(results: Sequence[Result]) -> list[dict[str, object]]:
     for result in results:
         same.setdefault(result.sha256, []).append(result)
     return [
-        {"sha256": sha256, "points": theirs[0].points, "of": theirs[0].of, "notebooks": [_whose(result) for result in theirs]}
+        {"sha256": sha256, "notebooks": [{**_whose(result), "points": result.points, "of": result.of} for result in theirs]}
         for sha256, theirs in same.items()
-        if sha256 and len({result.learner for result in theirs}) > 1
+        if sha256 not in ("", _OF_NOTHING) and len({result.learner for result in theirs}) > 1
     ]
 
 
@@ -132,8 +134,8 @@ def _exercise_part(exercise: dict) -> str:
         words += f"; on average {exercise['mean_points']:.2f} of {exercise['of']} points"
     headers = ("question", "right", "share", *list(STATES.values())[1:], "mean points")
     rows = [_question_row(question) for question in exercise["questions"]]
-    answers = table(f"{exercise['exercise']}: {_BAR}", headers, rows, numbers=(1, 3, 4, 5, 6)) if rows else ""
-    return f"<section><h2>{shown(exercise['exercise'])}</h2><p>{words}.</p>{answers}</section>"
+    answers = table(f"Answers to {exercise['exercise']}", headers, rows, numbers=range(1, 7))
+    return f"<section><h2>{shown(exercise['exercise'])}</h2><p>{words}. {_BAR if rows else ''}</p>{answers if rows else ''}</section>"
 
 
 def _question_row(question: dict) -> list[str]:
@@ -175,20 +177,19 @@ def _gaps_part(gaps: list[dict]) -> str:
 
 def _look_part(look_at: list[dict]) -> str:
     rows = [
-        (shown(one["learner"]), shown(one["exercise"] or "unknown"), shown(one["file"]),
-         (f"<p>{shown(one['problem'])}</p>" if one["problem"] else "") + (bullets(one["review"]) if one["review"] else ""))
+        (shown(one["learner"]), f"{shown(one['exercise'] or 'no known exercise')}<br>{shown(one['file'])}",
+         (shown(one["problem"]) if one["problem"] else "") + (bullets(one["review"]) if one["review"] else ""))
         for one in look_at
     ]  # fmt: skip
-    body = table("Problems and what to review", ("learner", "exercise", "file", "why"), rows) if rows else "<p>None.</p>"
+    body = table("Problems and what to review", ("learner", "notebook", "why"), rows) if rows else "<p>None.</p>"
     return f"<section><h2>Submissions to look at</h2>{body}</section>"
 
 
 def _identical_part(groups: list[dict]) -> str:
     about = "<p>The same bytes from different learners; an untouched exercise is the same for everybody.</p>"
-    rows = [
-        (shown(group["sha256"], 12), f"{group['points']} of {group['of']}",
-         bullets([f"{one['learner']}: {one['file']}" for one in group["notebooks"]]))
-        for group in groups
-    ]  # fmt: skip
-    body = table("Identical notebooks", ("SHA-256", "points", "notebooks"), rows, numbers=(1,)) if rows else "<p>None.</p>"
+    rows = []
+    for group in groups:
+        lines = [f"{one['learner']}, {one['points']} of {one['of']} points: {one['file']}" for one in group["notebooks"]]
+        rows.append((shown(group["sha256"], 12), bullets(lines)))
+    body = table("Notebooks by their SHA-256", ("SHA-256", "notebooks"), rows) if rows else "<p>None.</p>"
     return f"<section><h2>Identical notebooks</h2>{about}{body}</section>"

@@ -29,10 +29,10 @@ def main() -> None:
     from course_lib.grade.inside.guard import take_snapshot
     from course_lib.grade.inside.running import run
 
-    shell, changed = _shell(), take_snapshot()
+    shell, guard = _shell(), take_snapshot()
     _say(told, "ready", {})
     for line in jobs:
-        _serve(json.loads(line), told, lambda job, *ends: run(job, *ends, changed, shell), enclosed)
+        _serve(json.loads(line), told, lambda job, *ends: run(job, *ends, guard, shell), enclosed)
 
 
 def _warm(backend: str) -> None:

@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from course_lib.grade.inside.guard import is_relied_on
-
 RECORD, LOOK = "course.record", "course.look"  # the runner's own audit events
 REFUSED_EXIT = 97
 LOOK_AGAIN = 10  # a look during a probe may take a tenth of its time
@@ -31,7 +29,7 @@ REFUSED = frozenset(
 _CODE = ("__code__", "__defaults__", "__kwdefaults__", "__bases__")
 
 
-def open_channel(descriptor: int, key: str, base: FrameType, changed: Callable[[], str], questions: tuple) -> None:
+def open_channel(descriptor: int, key: str, base: FrameType, guard: tuple[Callable, Callable], questions: tuple) -> None:
     """Install the hook, for good.
 
     From here on `sys.audit(RECORD)` in the runner sends its local variable `record`, and `sys.audit(LOOK)`, from
@@ -40,11 +38,11 @@ def open_channel(descriptor: int, key: str, base: FrameType, changed: Callable[[
     descriptor  a socket's, closed to everybody who does not know its number
     key         begins every genuine line
     base        the runner's frame, in whose module every frame above it must lie too
-    changed     guard.take_snapshot's; its answer goes with every record that has answers
+    guard       guard.take_snapshot's; what has changed goes with every record that has answers
     questions   a record with answers comes from a frame whose `question` is one of these very objects
     """
-    genuine, refused, code_names, is_ours, dumps = base.f_globals, REFUSED, _CODE, _is_ours, json.dumps
-    any_ = any
+    genuine, refused, code_names, dumps, any_ = base.f_globals, REFUSED, _CODE, json.dumps, any
+    changed, knows = guard
     frame_of, exit_, write, process_of, process = sys._getframe, os._exit, os.write, os.getpid, os.getpid()
     disable, enable, mask, every_signal = gc.disable, gc.enable, signal.pthread_sigmask, signal.valid_signals()
     block, restore, clock, due = signal.SIG_BLOCK, signal.SIG_SETMASK, time.perf_counter, 0.0
@@ -96,13 +94,22 @@ def open_channel(descriptor: int, key: str, base: FrameType, changed: Callable[[
     def hook(event: str, arguments: tuple) -> None:
         if event == RECORD or event == LOOK or event in refused:
             react(event)
-        elif event == "object.__setattr__" and arguments[1] in code_names and is_ours(arguments[0]):
-            react(f"{arguments[1]} of {arguments[0]!r}"[:100])
+        elif event == "object.__setattr__" and arguments[1] in code_names and knows(arguments[0]):
+            react(f"the code of {arguments[0].__name__}")
+        elif event == "open" and is_memory(*arguments):
+            react("the memory of a process")
 
+    stat, system, writing, text = os.stat, os.stat("/proc").st_dev, os.O_WRONLY | os.O_RDWR, (str, bytes)
+
+    def is_memory(path: object, mode: object, flags: int) -> bool:
+        """Whether a file under /proc is opened for writing, other than the one that resets a peak of memory."""
+        if not flags & writing or type_(path) not in text or path in resets:
+            return False
+        try:
+            return stat(path).st_dev == system
+        except OSError:  # not there yet, or relative to an open folder
+            return path in memories
+
+    type_, resets, memories = type, ("/proc/self/clear_refs",), ("mem", b"mem")
     sys.addaudithook(hook)
 
-
-def _is_ours(changed: object) -> bool:
-    """Whether it is a function or class of what the probes rely on, and not the learner's own."""
-    names = getattr(changed, "__globals__", None)
-    return is_relied_on(names.get("__name__") if names else getattr(changed, "__module__", None))

@@ -21,7 +21,7 @@ SCRATCH = "/scratch"
 GIB, MIB = 2**30, 2**20
 
 _NEW = {"mount": 0x20000, "ipc": 0x8000000, "user": 0x10000000, "process": 0x20000000, "network": 0x40000000}
-_READ_ONLY, _NO_SUID, _NO_DEVICES, _NO_EXEC, _BIND, _RECURSIVE, _PRIVATE = 1, 2, 4, 8, 0x1000, 0x4000, 0x40000
+_NO_SUID, _NO_DEVICES, _NO_EXEC, _BIND, _RECURSIVE, _PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
 _SET_PARENT_DEATH_SIGNAL, _SET_DUMPABLE, _SET_SECCOMP, _SET_NO_NEW_PRIVILEGES, _FILTER = 1, 4, 22, 38, 2
 _CAPABILITY_VERSION = 0x20080522
 
@@ -65,12 +65,11 @@ def end_with_parent() -> None:
 def furnish(scratch_bytes: int) -> None:
     """In the first process: its own /proc, loopback, and one bounded scratch folder behind all that can be written.
 
-    Nothing in the scratch folder can be executed or loaded as a library, and /proc is read-only, so that no process
-    rewrites its own memory.
+    Nothing in the scratch folder can be executed or loaded as a library.
     """
     quiet = _NO_SUID | _NO_DEVICES | _NO_EXEC
     _mount(None, "/", None, _RECURSIVE | _PRIVATE)
-    _mount("proc", "/proc", "proc", quiet | _READ_ONLY)
+    _mount("proc", "/proc", "proc", quiet)
     _mount("tmpfs", SCRATCH, "tmpfs", quiet, f"size={scratch_bytes},mode=700")
     for name, place in ((".tmp", "/tmp"), (".shm", "/dev/shm")):
         os.mkdir(f"{SCRATCH}/{name}")

@@ -147,8 +147,10 @@ def probe_table(names, seed):
     table, batches = table_to_cut(seed)
     devices = device_names()[:4]
     shards = list(names["cut_table"](table.copy(), list(devices)))
-    places = [[genuine(shard) and isinstance(shard, tf.Variable), device_of(shard), tf.convert_to_tensor(shard).numpy()] for shard in shards]
-    sizes = [rows.shape[0] for _, _, rows in places]
+    variables = [genuine(shard) and isinstance(shard, tf.Variable) for shard in shards]
+    rows = [tf.convert_to_tensor(shard).numpy() for shard in shards]
+    places = [list(place) for place in zip(variables, map(device_of, shards), rows)]
+    sizes = [held.shape[0] for held in rows]
     answers = {"devices": list(devices), "shards": places, "lookups": None}
     if sum(sizes) == len(table) and max(sizes) - min(sizes) <= 1:
         answers["lookups"] = [_look_up(names["look_up"], shards, numbers) for numbers in batches]
