@@ -5,9 +5,8 @@ two cores) and of exercise 00's solution (TensorFlow on four devices; at least 3
 
 Sandbox: one TensorFlow submission, sandboxed over unsandboxed, in turns. At most 1.05.
 
-Others: otter-grader and nbgrader on the same trivial answers, with two tests of the same strength, through their own
-command lines. Neither runs several at once by itself without Docker, so two of their commands are also started
-together. They go into environments of their own, from the package index.
+Others: otter-grader and nbgrader on the same answers with as strong tests, through their own command lines, installed
+from the package index. Neither runs several at once without Docker, so two commands are also started together.
 """
 
 import argparse
@@ -25,18 +24,12 @@ from pathlib import Path
 
 from unprivileged import CHECKOUT, as_nobody, give_to_nobody
 
-SECRET = "the benchmark's own"
 JOBS = 2
 PACKAGES = {"otter-grader": ("otter-grader==7.0.0", "ipykernel"), "nbgrader": ("nbgrader==0.9.6",)}
 SET_UP = 'from course_lib.grading import Exercise\ncheck = Exercise("00_start_here")'
-ANSWERS = {
-    "q1": """def shard_sizes(global_batch, replicas):
-    size, left_over = divmod(global_batch, replicas)
-    return [size + (replica < left_over) for replica in range(replicas)]""",
-    "q2": """def steps_per_epoch(examples, global_batch, drop_remainder):
-    full_batches, left_over = divmod(examples, global_batch)
-    return full_batches if drop_remainder or not left_over else full_batches + 1""",
-}
+SOLUTION = json.loads((CHECKOUT / "solutions" / "00_start_here.ipynb").read_text(encoding="utf-8"))
+TAGGED = {tag: "".join(cell["source"]) for cell in SOLUTION["cells"] for tag in cell["metadata"].get("tags", [])}
+ANSWERS = {name: TAGGED[name] for name in ("q1", "q2")}
 TESTS = {  # what the others run: as many inputs as the course's own checks, and the same targets
     "q1": """import random
 for batch, replicas in [(48, 8), (2, 5)] + [(random.randint(20, 400), random.randint(2, 9)) for _ in range(4)]:
@@ -68,9 +61,9 @@ def trivial(copy: int) -> str:
 
 
 def tensorflow(copy: int) -> str:
-    solution = json.loads((CHECKOUT / "solutions" / "00_start_here.ipynb").read_text())
-    solution["cells"][1]["source"] = [*solution["cells"][1]["source"], f"\n# copy {copy}"]
-    return json.dumps(solution)
+    title, set_up, *rest = SOLUTION["cells"]
+    set_up = {**set_up, "source": [*set_up["source"], f"\n# copy {copy}"]}
+    return json.dumps({**SOLUTION, "cells": [title, set_up, *rest]})
 
 
 def commands_seconds(commands: list[list], folder: Path, environment: Path | None = None, together: int = 1) -> float:
@@ -98,9 +91,7 @@ def ours(make, copies: int, questions: int, jobs: int = JOBS, *options: str) -> 
     folder = Path(tempfile.mkdtemp(prefix="course-"))
     submissions, secret, out = folder / "submissions", folder / "secret", folder / "out"
     submissions.mkdir()
-    out.mkdir()
-    secret.write_text(SECRET)
-    secret.chmod(0o600)
+    secret.write_text("the benchmark's own")
     for copy in range(copies):
         (submissions / f"learner{copy:04}.ipynb").write_text(make(copy))
     command = [sys.executable, "-m", "course_lib.cli", "grade", "submissions", "--out", "out", "--secret", "secret"]
@@ -112,8 +103,10 @@ def ours(make, copies: int, questions: int, jobs: int = JOBS, *options: str) -> 
 
 def sandbox_ratio(pair: int) -> float:
     ways = [(), ("--run-submissions-as-me",)]
-    seconds = {way: ours(tensorflow, 1, 4, 1, *way)[0] for way in (ways if pair % 2 else reversed(ways))}
-    return seconds[ways[0]] / seconds[ways[1]]
+    graded = {way: ours(tensorflow, 1, 4, 1, *way) for way in (ways if pair % 2 else reversed(ways))}
+    if not all(right for _, right in graded.values()):
+        sys.exit("a grading of the pair did not end with full marks, so there is no ratio")
+    return graded[ways[0]][0] / graded[ways[1]][0]
 
 
 def otter(environment: Path, copies: int, together: int) -> tuple[float, int]:
@@ -145,9 +138,8 @@ def nbgrader(environment: Path, copies: int, together: int) -> tuple[float, int]
     answer = {"grade": False, "solution": True, "locked": False, "task": False, "schema_version": 3}
     test = {"grade": True, "solution": False, "locked": True, "task": False, "schema_version": 3, "points": 1}
     sources = [source for name in ANSWERS for source in (ANSWERS[name], TESTS[name])]
-    metadata = [
-        {"nbgrader": {**kind, "grade_id": f"{name}-{kind['grade']}"}} for name in ANSWERS for kind in (answer, test)
-    ]
+    kinds = [{**kind, "grade_id": f"{name}-{kind['grade']}"} for name in ANSWERS for kind in (answer, test)]
+    metadata = [{"nbgrader": kind} for kind in kinds]
     learners = [f"{'ab'[copy % 2]}{copy}" for copy in range(copies)]
     for place in ("source", *(f"submitted/{learner}" for learner in learners)):
         (folder / place / "trivial").mkdir(parents=True)
@@ -167,8 +159,7 @@ def nbgrader(environment: Path, copies: int, together: int) -> tuple[float, int]
 def installed(graders: Path, name: str) -> Path:
     """The folder of the grader's own environment, made if it is not there."""
     folder = graders.absolute() / name
-    if not (folder / "bin" / "python").exists():
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     subprocess.run([folder / "bin" / "python", "-m", "pip", "install", "--quiet", *PACKAGES[name]], check=True)
     return folder
 

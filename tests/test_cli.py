@@ -13,7 +13,7 @@ import pytest
 from course_lib import cli, devices, doctor, notebooks
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("doctor", "lab", "check", "progress", "new-exercises", "run-notebooks", "badges", "colab", "compile")
+COMMANDS = ("doctor", "lab", "check", "progress", "new-exercises", "run-notebooks", "badges", "colab", "compile", "grade")
 
 
 def course(*arguments: str) -> subprocess.CompletedProcess:

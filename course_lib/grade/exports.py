@@ -26,9 +26,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from course_lib.errors import CourseError
-from course_lib.grade.page import plain_block, plain_line, safe_name
+from course_lib.grade.page import plain_block, plain_line
 from course_lib.grade.results import Result, write_whole
 from course_lib.grade.sheet import as_csv
+from course_lib.grade.submissions import safe_name
 from course_lib.grading.verdict import Verdict
 
 _NAME_AND_ID = re.compile(r"(.*\S)\s*\((\d{1,18})\)\s*")
@@ -52,7 +53,6 @@ def write(folder: Path, form: str, results: Iterable[Result]) -> list[Path]:
     texts = FORMS[form](dict(sorted(marks.items())))
     files = [folder / form / name for name in texts]
     for file, text in zip(files, texts.values()):
-        file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, text)
     return files
 
@@ -81,7 +81,7 @@ def _canvas(marks: Marks) -> dict[str, str]:
 def _moodle(marks: Marks) -> dict[str, str]:
     participants = {learner: theirs for learner, theirs in marks.items() if split_learner(learner)[1]}
     # For a row without an identifier, Moodle's importer keeps the student of the row above.
-    others = {learner: theirs for learner, theirs in marks.items() if learner not in participants and plain_line(learner)}
+    others = {who: theirs for who, theirs in marks.items() if who not in participants and plain_line(who)}
     texts = {}
     for exercise in _exercises(participants):
         rows = [["Identifier", "Full name", "Grade", "Maximum grade", "Last modified (grade)"]]
@@ -94,14 +94,15 @@ def _moodle(marks: Marks) -> dict[str, str]:
     if others:
         exercises = _exercises(others)
         rows = [["Identifier", *exercises]]
-        rows += [[learner, *(_mark(theirs.get(exercise), _NO_GRADE) for exercise in exercises)] for learner, theirs in others.items()]
+        for learner, theirs in others.items():
+            rows.append([learner, *(_mark(theirs.get(exercise), _NO_GRADE) for exercise in exercises)])
         texts["gradebook.csv"] = as_csv(rows)
     return texts
 
 
 def _gradescope(marks: Marks) -> dict[str, str]:
     return {
-        f"{safe_name(learner)}/{safe_name(exercise)}/results.json": json.dumps(_autograded(result), indent=1, ensure_ascii=True) + "\n"
+        f"{safe_name(learner)}/{safe_name(exercise)}/results.json": json.dumps(_autograded(result), indent=1) + "\n"
         for learner, theirs in marks.items()
         for exercise, result in theirs.items()
     }

@@ -8,17 +8,18 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from course_lib.grade.page import block, bullets, page, safe_name, shown, state
+from course_lib.grade.page import block, bullets, page, shown, state
 from course_lib.grade.results import Result, write_whole
+from course_lib.grade.submissions import safe_name
 from course_lib.grading.verdict import TargetResult, Verdict
 
 FOLDER = "feedback"
-WORDS = {"right": "right", "wrong": "not right yet", "blank": "still blank", "unrun": "did not run"}
+WORDS = {"right": "right", "wrong": "not right yet", "blank": "still blank", "unchecked": "could not be checked"}
 FOOTER = (
-    "A question gives its points when all of its targets are met; your functions met inputs that were drawn for your "
-    "submission. Does something here look wrong to you? Show this page to your examiner."
+    "A question gives its points when all of its targets are met; your functions met inputs that were drawn for "
+    "your submission. Does something here look wrong to you? Show this page to your examiner."
 )
-_WHOLE_RUN = "Restart the kernel, run all cells from top to bottom, save, and hand the notebook in again if your course allows it."
+_WHOLE_RUN = "Restart the kernel, run all cells from top to bottom, save, and hand in again if your course allows it."
 
 
 def write(folder: Path, results: Iterable[Result]) -> list[Path]:
@@ -26,7 +27,6 @@ def write(folder: Path, results: Iterable[Result]) -> list[Path]:
 
     Raises  CourseError, in one line, where one cannot be written
     """
-    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     ordered = sorted(results, key=lambda result: (result.learner, result.exercise or "", result.file))
     files = []
     for learner, theirs in groupby(ordered, key=lambda result: result.learner):
@@ -62,10 +62,12 @@ def _exercise(result: Result, number: int) -> str:
         parts.append(f'<div class="card wrong"><p>This notebook could not be graded: {shown(result.problem)}</p></div>')
     parts += map(_question, result.verdicts)
     if result.notes:
-        parts.append(f"<h3>What we saw in your notebook</h3><p>This cost no points by itself.</p>{bullets(result.notes)}")
+        parts.append("<h3>What we saw in your notebook</h3><p>None of it costs points by itself.</p>")
+        parts.append(bullets(result.notes))
     parts.append(f"<h3>What to do next</h3>{_next_steps(result)}")
     if result.output.strip():
-        parts.append(f"<details><summary>The end of what your notebook printed</summary>{block(result.output)}</details>")
+        summary = "<summary>The end of what your notebook printed</summary>"
+        parts.append(f"<details>{summary}{block(result.output)}</details>")
     return "\n".join([*parts, "</section>"])
 
 
@@ -106,8 +108,8 @@ def _step(verdict: Verdict) -> str:
     missed = next((target.goal for target in verdict.targets if not target.met), None)
     if kind == "blank":
         return f"{name}: write your answer into its cell, then run its check; the check gives hints."
-    if kind == "unrun":
-        return f"{name}: make the notebook run as far as this question; the line above says where it ended."
+    if kind == "unchecked":
+        return f"{name}: change what the line above names, so that this answer can be run and checked."
     if verdict.hints:
         return f"{name}: read the two hints above, change one thing, and run its check again."
     if missed:

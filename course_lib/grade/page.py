@@ -8,7 +8,6 @@ import base64
 import hashlib
 import html
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 
 from course_lib.grading.verdict import Verdict
@@ -23,37 +22,35 @@ _UNSEEN = re.compile(
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
 
-# What Windows keeps for itself, and what looks like a name with its hash.
-_TAKEN = re.compile(r"(con|prn|aux|nul|(com|lpt)\d)?|.*-[0-9a-f]{12}")
-
 _LIGHT = """--page: #ffffff; --card: #f4f6f8; --line: #c3c9d1; --text: #1a1a1a; --quiet: #4a4f57;
-  --right: #005f99; --wrong: #a03c00; --blank: #6d4a7c; --unrun: #5a5f66;"""
+  --right: #005f99; --wrong: #a03c00; --blank: #6d4a7c; --unchecked: #5a5f66;"""
 _DARK = """--page: #15171b; --card: #202329; --line: #4a505a; --text: #ececec; --quiet: #b9bec7;
-  --right: #79c3f2; --wrong: #ffb07a; --blank: #d9b3e6; --unrun: #b9bec7;"""
+  --right: #79c3f2; --wrong: #ffb07a; --blank: #d9b3e6; --unchecked: #b9bec7;"""
 STYLE = f"""
 :root {{ color-scheme: light dark; {_LIGHT} }}
 @media screen and (prefers-color-scheme: dark) {{ :root {{ {_DARK} }} }}
 body {{ margin: 0 auto; max-width: 50rem; padding: 1rem; font: 1rem/1.5 system-ui, sans-serif;
   color: var(--text); background: var(--page); overflow-wrap: anywhere; }}
 h1, h2, h3 {{ line-height: 1.25; }} h2 {{ margin-top: 2.5rem; border-bottom: 2px solid var(--line); }}
-h3 {{ margin: 1.25rem 0 .5rem; }} a {{ color: var(--right); }} footer {{ margin-top: 3rem; border-top: 1px solid var(--line); }}
+h3 {{ margin: 1.25rem 0 .5rem; }} a {{ color: var(--right); }}
+footer {{ margin-top: 3rem; border-top: 1px solid var(--line); }}
 caption, footer, .quiet {{ color: var(--quiet); text-align: left; }} caption {{ padding-bottom: .25rem; }}
-.card {{ margin: 1rem 0; padding: .25rem 1rem .5rem; background: var(--card); border-left: .4rem solid var(--unrun); }}
-.card h3 {{ margin-top: .5rem; }} .card ul {{ padding-left: 1.25rem; }}
-.card.right {{ border-color: var(--right); }} .card.wrong {{ border-color: var(--wrong); }} .card.blank {{ border-color: var(--blank); }}
-b.right {{ color: var(--right); }} b.wrong {{ color: var(--wrong); }} b.blank {{ color: var(--blank); }} b.unrun {{ color: var(--unrun); }}
+.right {{ --hue: var(--right); }} .wrong {{ --hue: var(--wrong); }}
+.blank {{ --hue: var(--blank); }} .unchecked {{ --hue: var(--unchecked); }}
+.card {{ margin: 1rem 0; padding: .25rem 1rem .5rem; background: var(--card); border-left: .4rem solid var(--hue); }}
+.card h3 {{ margin-top: .5rem; }} .card ul {{ padding-left: 1.25rem; }} b {{ color: var(--hue); }}
 dt {{ font-weight: bold; }} dd {{ margin: 0 0 .5rem; }}
 pre {{ max-height: 24rem; overflow: auto; padding: .75rem; background: var(--card); white-space: pre-wrap; }}
-td ul {{ margin: 0; padding-left: 1rem; }}
 .wide {{ overflow-x: auto; margin: 1rem 0; overflow-wrap: normal; }} table {{ border-collapse: collapse; }}
 th, td {{ padding: .3rem .9rem .3rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }}
-.number {{ text-align: right; white-space: nowrap; }} .long {{ min-width: 12rem; overflow-wrap: anywhere; }}
+td ul {{ margin: 0; padding-left: 1rem; }} .long {{ min-width: 12rem; overflow-wrap: anywhere; }}
+.number {{ text-align: right; white-space: nowrap; }}
 svg {{ display: block; width: 8rem; height: .8rem; print-color-adjust: exact; -webkit-print-color-adjust: exact; }}
-rect.right {{ fill: var(--right); }} rect.wrong {{ fill: var(--wrong); }} rect.blank {{ fill: var(--blank); }} rect.unrun {{ fill: var(--unrun); }}
-rect {{ stroke: var(--page); stroke-width: 2px; vector-effect: non-scaling-stroke; }}
+rect {{ fill: var(--hue); stroke: var(--page); stroke-width: 2px; vector-effect: non-scaling-stroke; }}
 :focus-visible {{ outline: 3px solid var(--right); outline-offset: 2px; }}
 @media (max-width: 30rem) {{ .long {{ min-width: 7rem; }} th, td {{ padding-right: .5rem; }} svg {{ width: 5rem; }} }}
-@media print {{ .card, tr {{ break-inside: avoid; }} h2, h3 {{ break-after: avoid; }} pre {{ max-height: none; }} body {{ max-width: none; }} }}
+@media print {{ .card, tr {{ break-inside: avoid; }} h2, h3 {{ break-after: avoid; }}
+  pre {{ max-height: none; }} body {{ max-width: none; }} }}
 """
 _STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none'"
@@ -67,23 +64,12 @@ def page(title: str, lead: str, parts: Iterable[str], footer: str) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="referrer" content="no-referrer">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="referrer" content="no-referrer">'
         f"<title>{shown(title)}</title><style>{STYLE}</style></head>\n<body>\n"
         f"<header><h1>{shown(title)}</h1><p>{shown(lead)}</p></header>\n<main>\n" + "\n".join(parts) + "\n</main>\n"
         f"<footer><p>{shown(footer)}</p></footer>\n</body></html>\n"
     )
-
-
-def safe_name(learner: str) -> str:
-    """A name for the learner's files: the same whoever else is graded, another one for another learner.
-
-    Returns  lower-case ASCII letters, digits, "-" and "_"; with a hash unless that is the learner's name already
-    """
-    known = unicodedata.normalize("NFKD", learner).encode("ascii", "ignore").decode().lower()
-    slug = re.sub("[^a-z0-9_]+", "-", known).strip("-")[:40]
-    if slug == learner and not _TAKEN.fullmatch(slug):
-        return slug
-    return f"{slug or 'learner'}-{hashlib.sha256(learner.encode(errors='surrogatepass')).hexdigest()[:12]}"
 
 
 def plain_line(text: str, longest: int = LONGEST_LINE) -> str:
@@ -135,9 +121,9 @@ def table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[str]], n
 
 
 def state(verdict: Verdict) -> str:
-    """What became of a question, as the class that colours it: "right", "wrong", "blank" or "unrun"."""
+    """What became of a question, as the class that colours it: "right", "wrong", "blank" or "unchecked"."""
     if verdict.right:
         return "right"
     if verdict.problem.startswith(("is still blank", "has no answer")):
         return "blank"
-    return "unrun" if verdict.problem.startswith("was not checked") else "wrong"
+    return "unchecked" if verdict.problem.startswith("was not checked") else "wrong"

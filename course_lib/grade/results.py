@@ -4,6 +4,7 @@ A result holds no time and no path of this machine, so that regrading the same
 notebook with the same secret writes the same bytes.
 """
 
+import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -81,17 +82,19 @@ def read(folder: Path, name: str) -> Result | None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader, or a kill, meets the old text or the new one and never a part.
+    """Write a file, and its folder, so that a reader, or a kill, meets the old text or the new one and never a part.
 
     Raises  CourseError, in one line, where it cannot be written
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(fresh, "w", encoding="utf-8", newline="") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(fresh, path)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            fresh.unlink()
         raise CourseError(f"{path} cannot be written: {error.strerror or error}") from None

@@ -24,7 +24,8 @@ from course_lib.grade.submissions import Submission
 
 REPLICAS = 4  # of the exercises; known mistakes are tried on as many, outside the sandbox
 SECRET_BYTES = 32
-DEPENDED_ON = ("tensorflow", "tensorflow-cpu", "keras", "jax", "numpy")
+MARKS_DEPEND_ON = ("grading/*.py", "grade/inside/*.py", "grade/marking.py", "grade/sandbox.py")
+VERSIONS = ("tensorflow", "tensorflow-cpu", "keras", "jax", "numpy")
 
 
 def grade(arguments: argparse.Namespace) -> int:
@@ -113,9 +114,10 @@ def _known(stored: Path, one: Submission, graded_by: str) -> Result | None:
 def _graded_by(secret: bytes, limits: Limits) -> str:
     """A digest of all that a mark depends on beside the notebook: secret, limits, questions, versions."""
     told = hashlib.sha256(secret + json.dumps(dataclasses.asdict(limits), sort_keys=True).encode())
-    for path in sorted((sandbox.PACKAGE / "grading").rglob("*.py")) + sorted((sandbox.PACKAGE / "grade").rglob("*.py")):
-        told.update(path.read_bytes())
-    for name in DEPENDED_ON:
+    for place in MARKS_DEPEND_ON:
+        for path in sorted((sandbox.PACKAGE / place).parent.rglob(Path(place).name)):
+            told.update(path.read_bytes())
+    for name in VERSIONS:
         told.update(f"{name} {_version(name)}".encode())
     return told.hexdigest()
 

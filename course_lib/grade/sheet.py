@@ -32,7 +32,8 @@ def write(folder: Path, results: Iterable[Result]) -> None:
 def as_csv(rows: Iterable[Sequence[object]]) -> str:
     """Rows of numbers and any texts, each text on one line and none a formula."""
     file = io.StringIO()
-    csv.writer(file).writerows([cell if isinstance(cell, int) else safe_cell(str(cell)) for cell in row] for row in rows)
+    for row in rows:
+        csv.writer(file).writerow([cell if isinstance(cell, int) else safe_cell(str(cell)) for cell in row])
     return file.getvalue()
 
 

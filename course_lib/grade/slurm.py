@@ -35,7 +35,7 @@ def write(folder: Path, call: Sequence[str], tasks: int, desks: int, memory_gib:
     options     more of sbatch's, such as "--partition=cpu"
     Returns     both scripts' paths
     """
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    (folder / "logs").mkdir(parents=True, exist_ok=True)  # Slurm makes no folder for a log
     command = shlex.join([sys.executable, "-m", "course_lib.cli", "grade", *call])
     memory = f"--mem={round(desks * memory_gib * 1024)}M"
     asked = ["--ntasks=1", f"--cpus-per-task={desks}", memory, *options]

@@ -46,7 +46,9 @@ _LONGEST_LEARNER, _LONGEST_SLUG, _LONGEST_FILE, _MOST_NAMED = 80, 50, 200, 5
 _ENTRY = b"PK\x01\x02"  # begins each entry of a zip's directory
 
 _MOODLE = re.compile(r"(?P<who>.+?)_(?P<id>[0-9]+)_assignsubmission_[a-z]+_?(?P<rest>.*)", re.DOTALL)
-_CANVAS = re.compile(r"(?P<who>.+?)(?:_LATE)?_(?P<id>[0-9]+)_[0-9]+_(?P<rest>.+?)(?:-(?P<again>[0-9]{1,4}))?", re.DOTALL)
+_CANVAS = re.compile(
+    r"(?P<who>.+?)(?:_LATE)?_(?P<id>[0-9]+)_[0-9]+_(?P<rest>.+?)(?:-(?P<again>[0-9]{1,4}))?", re.DOTALL
+)
 _GRADESCOPE = re.compile(r"submission_[0-9]+")
 _COPY = re.compile(r"(?: ?\([0-9]+\)|[-_ ]copy *[0-9]*)+$", re.IGNORECASE)
 _DIGITS = {name[:2]: name for name in bank.MODULES}
@@ -397,7 +399,7 @@ def _submission(learner: str, reads: list[_Read]) -> Submission:
     """The one of a learner's notebooks of one exercise that counts; without an exercise, all of them in one."""
     *others, counts = sorted(reads, key=lambda read: read.rank)
     exercise, file = counts.exercise, counts.item.file
-    name = f"{_slug(learner)}--{exercise or 'unknown'}"
+    name = f"{safe_name(learner)}--{exercise or 'unknown'}"
     if not exercise:
         lines = [f"{read.item.file} {read.problem}" for read in reversed((*others, counts))]
         return Submission(learner, None, name, file, counts.content, problem=_some(lines, "; "))
@@ -451,7 +453,7 @@ def _shown(text: str, most: int = _LONGEST_FILE) -> str:
 _UNSHOWN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
-def _slug(learner: str) -> str:
+def safe_name(learner: str) -> str:
     """The learner as a file's name; what had to be changed for that gets a mark of its own."""
     plain = unicodedata.normalize("NFKD", learner).encode("ascii", "ignore").decode().lower()
     slug = re.sub(r"[^a-z0-9._-]+", "-", plain).strip(".-_")[:_LONGEST_SLUG] or "learner"

@@ -13,12 +13,12 @@ from course_lib.grade.page import bullets, page, shown, state, table
 from course_lib.grade.results import Result, write_whole
 from course_lib.grading.verdict import Verdict
 
-STATES = {"right": "right", "wrong": "wrong", "blank": "blank", "unrun": "not run"}
-_BAR = "A bar holds right, wrong, blank and not run, from left to right."
-GAP_COUNT, GAP_SHARE = 3, 0.1  # so many wrong answers without a known mistake, and this share, hint at a gap in the bank
+STATES = {"right": "right", "wrong": "wrong", "blank": "blank", "unchecked": "not checked"}
+_BAR = "A bar holds right, wrong, blank and not checked, from left to right."
+GAP_COUNT, GAP_SHARE = 3, 0.1  # so many wrong answers that fit no known mistake, and this share: the bank has a gap
 _OF_NOTHING = hashlib.sha256(b"").hexdigest()  # what could not be read
 FOOTER = (
-    "Right, wrong, blank and not run count notebooks that could be graded. This page holds notes about learners: "
+    "Right, wrong, blank and not checked count notebooks that could be graded. This page holds notes about learners: "
     "it is for examiners only."
 )
 
@@ -40,7 +40,9 @@ def figures(results: Iterable[Result]) -> dict[str, object]:
     exercises = [_exercise(name, [result for result in ordered if result.exercise == name]) for name in names]
     asked = [(exercise["exercise"], question) for exercise in exercises for question in exercise["questions"]]
     mistakes = [
-        {"exercise": name, "question": question["question"], **mistake} for name, question in asked for mistake in question["mistakes"]
+        {"exercise": name, "question": question["question"], **mistake}
+        for name, question in asked
+        for mistake in question["mistakes"]
     ]
     return {
         "submissions": len(ordered),
@@ -74,7 +76,7 @@ def _exercise(name: str, results: Sequence[Result]) -> dict[str, object]:
         "problems": len(results) - len(graded),
         "of": max((result.of for result in graded), default=0),
         "mean_points": _mean([result.points for result in graded]),
-        "questions": [_question(verdicts[question]) for question in sorted(verdicts, key=lambda name: (len(name), name))],
+        "questions": [_question(verdicts[name]) for name in sorted(verdicts, key=lambda name: (len(name), name))],
     }
 
 
@@ -103,7 +105,10 @@ def _identical(results: Sequence[Result]) -> list[dict[str, object]]:
     for result in results:
         same.setdefault(result.sha256, []).append(result)
     return [
-        {"sha256": sha256, "notebooks": [{**_whose(result), "points": result.points, "of": result.of} for result in theirs]}
+        {
+            "sha256": sha256,
+            "notebooks": [{**_whose(result), "points": result.points, "of": result.of} for result in theirs],
+        }
         for sha256, theirs in same.items()
         if sha256 not in ("", _OF_NOTHING) and len({result.learner for result in theirs}) > 1
     ]
@@ -135,7 +140,8 @@ def _exercise_part(exercise: dict) -> str:
     headers = ("question", "right", "share", *list(STATES.values())[1:], "mean points")
     rows = [_question_row(question) for question in exercise["questions"]]
     answers = table(f"Answers to {exercise['exercise']}", headers, rows, numbers=range(1, 7))
-    return f"<section><h2>{shown(exercise['exercise'])}</h2><p>{words}. {_BAR if rows else ''}</p>{answers if rows else ''}</section>"
+    lead = f"<p>{words}. {_BAR if rows else ''}</p>"
+    return f"<section><h2>{shown(exercise['exercise'])}</h2>{lead}{answers if rows else ''}</section>"
 
 
 def _question_row(question: dict) -> list[str]:
@@ -161,16 +167,17 @@ def _bar(question: dict) -> str:
 def _mistakes_part(mistakes: list[dict]) -> str:
     headers = ("mistake", "count", "what it means")
     rows = [
-        (f"{shown(one['mistake'])}<br>{shown(one['exercise'])} {shown(one['question'])}", str(one["count"]), shown(one["meaning"]))
+        (f"{shown(one['mistake'])}<br>{shown(one['exercise'])} {shown(one['question'])}",
+         str(one["count"]), shown(one["meaning"]))
         for one in mistakes
-    ]
-    body = table("Recognised mistakes, most frequent first", headers, rows, numbers=(1,)) if rows else "<p>None was recognised.</p>"
-    return f"<section><h2>Frequent mistakes</h2>{body}</section>"
+    ]  # fmt: skip
+    body = table("Recognised mistakes, most frequent first", headers, rows, numbers=(1,))
+    return f"<section><h2>Frequent mistakes</h2>{body if rows else '<p>None was recognised.</p>'}</section>"
 
 
 def _gaps_part(gaps: list[dict]) -> str:
-    lines = [f"{gap['exercise']} {gap['question']}: {gap['unrecognised']} wrong answers that fit no known mistake" for gap in gaps]
-    about = f"<p>Questions with {GAP_COUNT} or more of them, and at least {GAP_SHARE:.0%} of those asked.</p>"
+    lines = [f"{gap['exercise']} {gap['question']}: {gap['unrecognised']} wrong answers" for gap in gaps]
+    about = f"<p>Questions with {GAP_COUNT} or more answers that fit no known mistake, and {GAP_SHARE:.0%} of all.</p>"
     body = bullets(lines) if lines else "<p>No question.</p>"
     return f"<section><h2>Wrong for reasons that the course does not know</h2>{about}{body}</section>"
 
@@ -181,15 +188,16 @@ def _look_part(look_at: list[dict]) -> str:
          (shown(one["problem"]) if one["problem"] else "") + (bullets(one["review"]) if one["review"] else ""))
         for one in look_at
     ]  # fmt: skip
-    body = table("Problems and what to review", ("learner", "notebook", "why"), rows) if rows else "<p>None.</p>"
-    return f"<section><h2>Submissions to look at</h2>{body}</section>"
+    body = table("Problems and what to review", ("learner", "notebook", "why"), rows)
+    return f"<section><h2>Submissions to look at</h2>{body if rows else '<p>None.</p>'}</section>"
 
 
 def _identical_part(groups: list[dict]) -> str:
     about = "<p>The same bytes from different learners; an untouched exercise is the same for everybody.</p>"
     rows = []
     for group in groups:
-        lines = [f"{one['learner']}, {one['points']} of {one['of']} points: {one['file']}" for one in group["notebooks"]]
+        same = group["notebooks"]
+        lines = [f"{one['learner']}, {one['points']} of {one['of']} points: {one['file']}" for one in same]
         rows.append((shown(group["sha256"], 12), bullets(lines)))
-    body = table("Notebooks by their SHA-256", ("SHA-256", "notebooks"), rows) if rows else "<p>None.</p>"
-    return f"<section><h2>Identical notebooks</h2>{about}{body}</section>"
+    body = table("Notebooks by their SHA-256", ("SHA-256", "notebooks"), rows)
+    return f"<section><h2>Identical notebooks</h2>{about}{body if rows else '<p>None.</p>'}</section>"

@@ -15,6 +15,7 @@ import sys
 import time
 
 from course_lib.grade.inside import check, namespaces
+from course_lib.grade.inside.channel import KEY_BYTES
 
 OUTPUT_KEPT_BYTES = 4000
 RECORDS_BYTES = 64 * 2**20
@@ -32,7 +33,7 @@ def main() -> None:
     shell, guard = _shell(), take_snapshot()
     _say(told, "ready", {})
     for line in jobs:
-        _serve(json.loads(line), told, lambda job, *ends: run(job, *ends, guard, shell), enclosed)
+        _serve(json.loads(line), told, lambda job, records: run(job, records, guard, shell), enclosed)
 
 
 def _warm(backend: str) -> None:
@@ -55,14 +56,13 @@ def _shell():
 
 
 def _serve(job: dict, told, run, enclosed: bool) -> None:
-    key = secrets.token_hex(16)
     records, theirs = socket.socketpair()
     output, their_output = os.pipe()
     status, their_status = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            _become_first(job, (theirs.fileno(), their_output, their_status), key, run, enclosed)
+            _become_first(job, (theirs.fileno(), their_output, their_status), run, enclosed)
         except BaseException as error:
             os.write(their_status, json.dumps({"failed": f"{type(error).__name__}: {error}"[:500]}).encode())
         finally:
@@ -70,6 +70,8 @@ def _serve(job: dict, told, run, enclosed: bool) -> None:
     for end in (their_output, their_status):
         os.close(end)
     theirs.close()
+    key = secrets.token_hex(KEY_BYTES // 2).encode()  # made after the fork: no frame that the child has may hold it
+    records.sendall(key)
     ending = _follow(job, records, output, child, key, told)
     os.waitpid(child, 0)
     ending |= _status(status)
@@ -79,7 +81,7 @@ def _serve(job: dict, told, run, enclosed: bool) -> None:
     _say(told, "E", ending)
 
 
-def _become_first(job: dict, ends: tuple[int, ...], key: str, run, enclosed: bool) -> None:
+def _become_first(job: dict, ends: tuple[int, ...], run, enclosed: bool) -> None:
     """Enclose this process' next child, and wait for it; that one is the first of its world, and all ends with it."""
     records, output, status = ends
     if enclosed:
@@ -107,7 +109,7 @@ def _become_first(job: dict, ends: tuple[int, ...], key: str, run, enclosed: boo
     else:
         os.chdir(job["scratch"])
     _keep_only(records, output)
-    run(job, records, key)
+    run(job, records)
     os._exit(0)
 
 
@@ -137,7 +139,7 @@ def _ended() -> tuple[int, int]:
     return os.waitpid(-1, os.WNOHANG)
 
 
-def _follow(job: dict, records: socket.socket, output: int, child: int, key: str, told) -> dict:
+def _follow(job: dict, records: socket.socket, output: int, child: int, key: bytes, told) -> dict:
     """Pass genuine records on until the submission's last process is gone; kill it when a limit is passed."""
     began = time.monotonic()
     deadlines = {"in all": began + job["seconds"], "a cell": began + job["seconds"]}
@@ -162,7 +164,7 @@ def _follow(job: dict, records: socket.socket, output: int, child: int, key: str
             else:
                 *lines, rest = (rest + piece).split(b"\n")
                 for line in lines:
-                    if line.startswith(key.encode()):
+                    if line.startswith(key):
                         record = line[len(key) :]
                         told.write(b"R " + record + b"\n")
                         told.flush()

@@ -8,6 +8,8 @@ process, its frames, its memory.
 Source: sys.addaudithook, and the table of audit events, in Python's documentation.
 """
 
+import _signal
+import _thread
 import gc
 import json
 import os
@@ -15,10 +17,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType, FunctionType
 
 RECORD, LOOK = "course.record", "course.look"  # the runner's own audit events
 REFUSED_EXIT = 97
+KEY_BYTES = 32
 LOOK_AGAIN = 10  # a look during a probe may take a tenth of its time
 # What no lesson needs, and what leads to the hook or lets frames be watched from outside.
 REFUSED = frozenset(
@@ -29,26 +32,30 @@ REFUSED = frozenset(
 _CODE = ("__code__", "__defaults__", "__kwdefaults__", "__bases__")
 
 
-def open_channel(descriptor: int, key: str, base: FrameType, guard: tuple[Callable, Callable], questions: tuple) -> None:
+def open_channel(descriptor: int, base: FrameType, guard: tuple[Callable, Callable], questions: tuple) -> None:
     """Install the hook, for good.
 
     From here on `sys.audit(RECORD)` in the runner sends its local variable `record`, and `sys.audit(LOOK)`, from
     anywhere, tells when something that probes rely on has been replaced.
 
-    descriptor  a socket's, closed to everybody who does not know its number
-    key         begins every genuine line
+    descriptor  a socket's; the key that begins every genuine line is read from it, so that no other frame holds it
     base        the runner's frame, in whose module every frame above it must lie too
     guard       guard.take_snapshot's; what has changed goes with every record that has answers
     questions   a record with answers comes from a frame whose `question` is one of these very objects
     """
-    genuine, refused, code_names, dumps, any_ = base.f_globals, REFUSED, _CODE, json.dumps, any
+    genuine, ours = base.f_globals, frozenset(_codes(base.f_globals))
+    asks, refused, code_names, dumps, any_ = genuine["_look"].__code__, REFUSED, _CODE, json.dumps, any
     changed, knows = guard
     frame_of, exit_, write, process_of, process = sys._getframe, os._exit, os.write, os.getpid, os.getpid()
     disable, enable, mask, every_signal = gc.disable, gc.enable, signal.pthread_sigmask, signal.valid_signals()
     block, restore, clock, due = signal.SIG_BLOCK, signal.SIG_SETMASK, time.perf_counter, 0.0
 
+    key = b""
+    while len(key) < KEY_BYTES:
+        key += os.read(descriptor, KEY_BYTES - len(key))
+
     def send(record: object) -> None:
-        line = f"{key}{dumps(record)}\n".encode()
+        line = b"%b%b\n" % (key, dumps(record).encode())
         while line:
             line = line[write(descriptor, line) :]
 
@@ -56,25 +63,41 @@ def open_channel(descriptor: int, key: str, base: FrameType, guard: tuple[Callab
         send({"refused": what})
         exit_(REFUSED_EXIT)
 
+    threads, running, callbacks = _thread._count(), _thread._count, gc.callbacks
+    handler_of = _signal.getsignal
+    handlers = tuple((number, handler_of(number)) for number in every_signal)
+
+    def disturbed() -> str:
+        """Whether learner code may run by itself while a probe's answers are on their way."""
+        if any_(handler_of(number) is not handler for number, handler in handlers):
+            return "a signal's handler"
+        if running() > threads:
+            return "nothing, but leaves a thread running while it is checked: join it"
+        return "the garbage collector's callbacks" if callbacks else ""
+
     def look() -> None:
         nonlocal due
         began = clock()
-        if began >= due:
-            if name := changed():
-                send({"changed": name})
+        name = disturbed()
+        if not name and began >= due:
+            name = changed()
             due = clock() + LOOK_AGAIN * (clock() - began)
+        if name:
+            send({"changed": name})
 
     def record() -> None:
+        """Send what the runner tells, if every frame between here and the base is of the runner's own code."""
         top = frame = frame_of(3)
         while frame is not base:
-            if frame is None or frame.f_globals is not genuine:
+            if frame is None or frame.f_globals is not genuine or frame.f_code not in ours:
                 refuse("the grader's own functions")
             frame = frame.f_back
         told = top.f_locals["record"]
         if "answers" in told:
-            if not any_(question is top.f_locals["question"] for question in questions):
+            is_asked = top.f_code is asks and top.f_back is base
+            if not is_asked or not any_(question is top.f_locals["question"] for question in questions):
                 refuse("the grader's own questions")
-            told = {**told, "changed": changed()}
+            told = {**told, "changed": disturbed() or changed()}
         send(told)
 
     def react(event: str) -> None:
@@ -82,12 +105,15 @@ def open_channel(descriptor: int, key: str, base: FrameType, guard: tuple[Callab
         disable()  # neither a signal's handler nor a finalizer runs beside the hook's own frames
         if process_of() != process:  # a fork that came back from its cell
             exit_(REFUSED_EXIT)
-        if event == RECORD:
-            record()
-        elif event == LOOK:
-            look()
-        else:
-            refuse(event)
+        try:
+            if event == RECORD:
+                record()
+            elif event == LOOK:
+                look()
+            else:
+                refuse(event)
+        except BaseException:  # would carry these frames to whoever catches it
+            exit_(REFUSED_EXIT)
         enable()
         mask(restore, before)
 
@@ -102,14 +128,19 @@ def open_channel(descriptor: int, key: str, base: FrameType, guard: tuple[Callab
     stat, system, writing, text = os.stat, os.stat("/proc").st_dev, os.O_WRONLY | os.O_RDWR, (str, bytes)
 
     def is_memory(path: object, mode: object, flags: int) -> bool:
-        """Whether a file under /proc is opened for writing, other than the one that resets a peak of memory."""
-        if not flags & writing or type_(path) not in text or path in resets:
+        """Whether a process' memory is opened, or a file under /proc for writing, but for what resets a memory's peak."""
+        if type_(path) not in text or path in resets:
             return False
+        if not flags & writing:
+            return path[-4:] in memories or path in memories
         try:
             return stat(path).st_dev == system
         except OSError:  # not there yet, or relative to an open folder
             return path in memories
 
-    type_, resets, memories = type, ("/proc/self/clear_refs",), ("mem", b"mem")
+    type_, resets, memories = type, ("/proc/self/clear_refs",), ("mem", b"mem", "/mem", b"/mem")
     sys.addaudithook(hook)
 
+
+def _codes(module: dict[str, object]) -> list[CodeType]:
+    return [value.__code__ for value in module.values() if isinstance(value, FunctionType) and value.__globals__ is module]

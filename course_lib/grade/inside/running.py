@@ -25,7 +25,7 @@ def questions_of(job: dict) -> tuple[tuple, ...]:
     )
 
 
-def run(job: dict, descriptor: int, key: str, guard: tuple, shell) -> None:
+def run(job: dict, descriptor: int, guard: tuple, shell) -> None:
     """Run every cell that is not to be skipped.
 
     job  "cells": source or None each, in order; "answering": per question the places of its answering cells;
@@ -33,8 +33,8 @@ def run(job: dict, descriptor: int, key: str, guard: tuple, shell) -> None:
          ended an earlier run
     """
     questions = questions_of(job)
-    open_channel(descriptor, key, sys._getframe(), guard, questions)
     signal.signal(signal.SIGALRM, _time_is_up)
+    open_channel(descriptor, sys._getframe(), guard, questions)
     seconds, skipped, unasked = job["cell_seconds"], frozenset(job["skip_cells"]), frozenset(job["skip_questions"])
     answering, checking = (tuple(map(frozenset, job[name])) for name in ("answering", "checking"))
     answered = {number for number, question in enumerate(questions) if question[0] in unasked}

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from course_lib.grading.bank import forms
 from course_lib.grading.probes import ex00 as probes
 from course_lib.grading.question import Mistake, Question, Target
 
@@ -15,21 +16,21 @@ VARIANCE_TOLERANCE = 2e-3  # near 4,000 float32 steps by 2e-4, on deviations of 
 
 
 def _sums_right(answers, seed):
-    for (batch, replicas), sizes in zip(probes.batches(seed), answers["sizes"]):
+    for (batch, replicas), sizes in zip(probes.batches(seed), answers["sizes"], strict=True):
         if sum(sizes) != batch:
             return f"shard_sizes({batch}, {replicas}) gives {sizes}, which adds up to {sum(sizes)}"
     return True
 
 
 def _one_each(answers, seed):
-    for (batch, replicas), sizes in zip(probes.batches(seed), answers["sizes"]):
+    for (batch, replicas), sizes in zip(probes.batches(seed), answers["sizes"], strict=True):
         if len(sizes) != replicas or not all(type(size) is int and size >= 0 for size in sizes):
             return f"shard_sizes({batch}, {replicas}) gives {sizes}"
     return True
 
 
 def _differ_by_one(answers, seed):
-    for (batch, replicas), sizes in zip(probes.batches(seed), answers["sizes"]):
+    for (batch, replicas), sizes in zip(probes.batches(seed), answers["sizes"], strict=True):
         if max(sizes) - min(sizes) > 1:
             return f"shard_sizes({batch}, {replicas}) gives {sizes}, which differ by up to {max(sizes) - min(sizes)}"
     return True
@@ -94,7 +95,7 @@ SHARD_SIZES = Question(
 
 def _all_whole(answers, seed):
     for name in ("kept", "dropped"):
-        for (examples, batch), steps in zip(probes.epochs(seed), answers[name]):
+        for (examples, batch), steps in zip(probes.epochs(seed), answers[name], strict=True):
             if type(steps) is not int:
                 return f"for {examples:,} examples in batches of {batch} you return {steps!r}"
     return True
@@ -102,7 +103,7 @@ def _all_whole(answers, seed):
 
 def _steps_see(name, wanted, sees):
     def holds(answers, seed):
-        for (examples, batch), steps in zip(probes.epochs(seed), answers[name]):
+        for (examples, batch), steps in zip(probes.epochs(seed), answers[name], strict=True):
             if steps != wanted(examples, batch):
                 return f"{steps} steps for {examples:,} examples in batches of {batch} {sees(steps, examples, batch)}"
         return True
@@ -264,6 +265,8 @@ PLACE = Question(
 
 
 def _few_numbers(answers, seed):
+    if len(answers["numbers_sent"]) != len(answers["asked"]):
+        return f"{len(answers['numbers_sent'])} statistics for {len(answers['asked'])} devices"
     return max(answers["numbers_sent"]) <= 4 or f"yours send {answers['numbers_sent']}"
 
 
@@ -276,7 +279,7 @@ def _variance_right(answers, seed):
 
 
 def _bright_variances_right(answers, seed):
-    for by, variance in zip(probes.BRIGHTNESSES, answers["bright_variances"]):
+    for by, variance in zip(probes.BRIGHTNESSES, answers["bright_variances"], strict=True):
         held = _within(variance, _whole(answers, seed, by).var(), VARIANCE_TOLERANCE)
         if held is not True:
             return f"with {by:,.0f} added to every value, {held}"
@@ -427,4 +430,18 @@ STATISTICS = Question(
     ),
 )
 
-QUESTIONS = (SHARD_SIZES, STEPS, PLACE, STATISTICS)
+_PLACED = {"asked": forms.devices, "lives_on": [forms.text]}
+QUESTIONS = (
+    forms.formed(SHARD_SIZES, {"sizes": [[forms.scalar]]}),
+    forms.formed(STEPS, {"kept": [forms.number], "dropped": [forms.number]}),
+    forms.formed(PLACE, {**_PLACED, "values": [forms.array]}),
+    forms.formed(
+        STATISTICS,
+        {
+            **_PLACED,
+            "numbers_sent": [forms.count],
+            "combined": (forms.number, forms.number),
+            "bright_variances": [forms.number],
+        },
+    ),
+)

@@ -5,6 +5,7 @@ Needs NumPy; the wrong answers of q2, q3 and q5 need TensorFlow when they run.
 
 import numpy as np
 
+from course_lib.grading.bank import forms
 from course_lib.grading.probes import ex01 as probes
 from course_lib.grading.question import Mistake, Question, Target
 from course_lib.trace import covered_seconds
@@ -431,13 +432,13 @@ def _bottleneck(seconds=covered_seconds, first=1, anywhere=False, whole=None):
 
 def _verdicts_right(answers, seed):
     known = [kind for kind, _ in probes.traces(seed)]
-    wrong = [place for place, pair in enumerate(zip(answers["kinds"], known)) if len(set(pair)) > 1]
+    wrong = [place for place, pair in enumerate(zip(answers["kinds"], known, strict=True)) if len(set(pair)) > 1]
     return not wrong or f"{len(wrong)} of {len(known)} wrong; for the first of them you say {answers['kinds'][wrong[0]]!r}"
 
 
 def _shares_right(answers, seed):
     wanted = [_bottleneck()(events)[1] for _, events in probes.traces(seed)]
-    off = np.abs(np.array(answers["shares"]) / wanted - 1).max()
+    off = max(abs(own / right - 1) for own, right in zip(answers["shares"], wanted, strict=True))
     return bool(off < 1e-3) or f"the worst is off by {off:.1%}"
 
 
@@ -540,8 +541,8 @@ def _waited(answers, steps, heavy):
 
 
 def _all_replicas(answers, steps, heavy):
-    replicas = len(probes.device_names())
-    return answers["replicas"] == replicas or f"{answers['replicas']} of {replicas} were at work in your recording"
+    replicas, wanted = answers["replicas"], answers["wanted_replicas"]
+    return replicas == wanted or f"{replicas} of {wanted} were at work in your recording"
 
 
 def _verdict(answers, steps, heavy):
@@ -653,4 +654,36 @@ PROFILE = Question(
     ),
 )
 
-QUESTIONS = (STOPWATCH, PIPELINE, MULTI_STEP, BOTTLENECK, PROFILE)
+_PROFILE = {
+    **{name: forms.size for name in ("trains", "inputs_in_train", "computes_in_train", "pulls_in_input")},
+    **{name: forms.size for name in ("calls_in_compute", "waits_in_compute", "recorded_calls")},
+    "first_recorded": forms.flag,
+    "wanted_replicas": forms.replicas,
+    "replicas": forms.count,
+    "returned_all": forms.flag,
+    "verdict": forms.text,
+}
+QUESTIONS = (
+    forms.formed(STOPWATCH, {"median": forms.number, "spread": forms.number, "calls": forms.size}),
+    forms.formed(
+        PIPELINE,
+        {
+            "epochs": ([forms.array], [forms.array]),
+            "decode_runs": forms.size,
+            "augment_runs": forms.size,
+            "repeated": forms.share,
+        },
+    ),
+    forms.formed(
+        MULTI_STEP,
+        {
+            "losses": (forms.number, forms.number),
+            "steps": (forms.size, forms.size),
+            "totals": (forms.number, forms.number),
+            "python_runs": (forms.size, forms.size),
+            "batches_left": forms.size,
+        },
+    ),
+    forms.formed(BOTTLENECK, {"kinds": [forms.text], "shares": [forms.number]}),
+    forms.formed(PROFILE, {heavy: _PROFILE for heavy in probes.HEAVY}),
+)

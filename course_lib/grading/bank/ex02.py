@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from course_lib.grading.bank import forms
 from course_lib.grading.probes import ex02 as probes
 from course_lib.grading.question import Mistake, Question, Target
 
@@ -17,17 +18,18 @@ FLOAT32 = 1e-5  # relative: a dozen products and sums in float32
 
 
 def _chunks_complete(answers, seed):
-    wanted = np.split(np.sum(probes.ring_buffers(seed), axis=0), len(answers["sent_bytes"]))
+    buffers = probes.ring_buffers(seed)
+    wanted = np.split(np.sum(buffers, axis=0), len(buffers))
     shapes = [chunk.shape for chunk in answers["chunks"]]
     if shapes != [chunk.shape for chunk in wanted]:
         return f"the shapes are {shapes}, for {len(wanted)} workers and a buffer of {sum(c.size for c in wanted)}"
-    wrong = [worker for worker, pair in enumerate(zip(answers["chunks"], wanted)) if not np.array_equal(*pair)]
+    wrong = [worker for worker, pair in enumerate(zip(answers["chunks"], wanted, strict=True)) if not np.array_equal(*pair)]
     return not wrong or f"worker {wrong[0]}'s chunk holds other numbers ({len(wrong)} of {len(wanted)} workers wrong)"
 
 
 def _few_bytes(answers, seed):
-    buffer = probes.ring_buffers(seed)[0]
-    workers = len(answers["sent_bytes"])
+    buffer, *others = probes.ring_buffers(seed)
+    workers = 1 + len(others)
     allowed = (workers - 1) * buffer.nbytes // workers
     return answers["sent_bytes"] == [allowed] * workers or f"yours send {answers['sent_bytes']} B of {buffer.nbytes} B"
 
@@ -39,7 +41,7 @@ def _to_the_right(answers, seed):
 
 
 def _few_rounds(answers, seed):
-    workers = len(answers["sent_bytes"])
+    workers = len(probes.ring_buffers(seed))
     return answers["rounds"] == workers - 1 or f"{answers['rounds']} rounds for {workers} workers"
 
 
@@ -172,6 +174,8 @@ def _linear_run_is(divisor, shown=None):
 
 def _weights_exact(answers, seed):
     wanted, _ = _linear_run(seed, len(answers["weights"]))
+    if any(copy.shape != wanted.shape for copy in answers["weights"]):
+        return "yours have another shape"
     off = np.abs(np.array(answers["weights"]) - wanted).max() / np.abs(wanted).max()
     return bool(off <= FLOAT32) or f"after an even and an uneven step yours are off by {100 * off:,.4g}%"
 
@@ -512,7 +516,7 @@ def _seconds(algorithm, size_bytes, workers, latency, gigabits, bits=8, ways=2, 
 
 def _predicted(algorithm):
     def holds(answers, seed):
-        for link, seconds in zip(probes.links(seed), answers[algorithm]):
+        for link, seconds in zip(probes.links(seed), answers[algorithm], strict=True):
             off = seconds / _seconds(algorithm, *link) - 1
             if abs(off) > 1e-6:
                 return f"for {link[0]:,} B, {link[1]} workers, {link[3]:g} Gbit/s yours is {100 * off:+,.4g}% off"
@@ -601,7 +605,7 @@ def _full_global_batches(answers, seed):
 
 def _loss_falls(answers, seed):
     losses = answers["losses"]
-    return len(losses) > 1 and losses[-1] < 0.8 * losses[0] or f"your losses are {', '.join(f'{x:.3g}' for x in losses)}"
+    return len(losses) > 1 and np.isfinite(losses).all() and losses[-1] < 0.8 * losses[0] or f"your losses are {', '.join(f'{x:.3g}' for x in losses)}"
 
 
 def _learned(answers, seed):
@@ -616,7 +620,7 @@ def _nothing_leaked(answers, seed):
 
 def _steps_for_batch(answers, batch):
     full = answers["train_examples"] / batch
-    return answers["steps_per_epoch"] in (math.floor(full), math.ceil(full))
+    return answers["steps_per_epoch"] > 0 and answers["steps_per_epoch"] in (math.floor(full), math.ceil(full))
 
 
 def _some_held_out(answers, seed):
@@ -733,4 +737,41 @@ OWN_RUN = Question(
     ),
 )
 
-QUESTIONS = (REDUCE_SCATTER, REPLICA_STEP, PREPARE, LEARNING_RATE, ALL_REDUCE_SECONDS, OWN_RUN)
+QUESTIONS = (
+    forms.formed(
+        REDUCE_SCATTER,
+        {"chunks": [forms.array], "sent_bytes": [forms.size], "hops": [forms.size], "rounds": forms.size},
+    ),
+    forms.formed(
+        REPLICA_STEP,
+        {"weights": forms.each_replica(forms.array), "losses": (forms.number, forms.number)},
+    ),
+    forms.formed(
+        PREPARE,
+        {
+            "replicas": forms.replicas,
+            "model_copies": [forms.count],
+            "optimizer_copies": [forms.count],
+            "optimizer_built": forms.flag,
+            "first_shapes": [[forms.size]],
+            "examples": [forms.array],
+        },
+    ),
+    forms.formed(LEARNING_RATE, {"rates": (forms.number,) * 5}),
+    forms.formed(ALL_REDUCE_SECONDS, {name: [forms.number] for name in probes.ALGORITHMS}),
+    forms.formed(
+        OWN_RUN,
+        {
+            "wanted_replicas": forms.replicas,
+            "replicas": forms.count,
+            "identical": forms.flag,
+            "statistics_identical": forms.flag,
+            "train_examples": forms.size,
+            "steps_per_epoch": forms.number,
+            "losses": [forms.any_number],
+            "accuracy": forms.share,
+            "commonest": forms.share,
+            "leaked": forms.share,
+        },
+    ),
+)

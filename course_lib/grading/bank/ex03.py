@@ -3,6 +3,7 @@
 Needs NumPy; TensorFlow to know q4's order of rows, and in the processes of q2's and q4's wrong programs.
 """
 
+import functools
 import json
 import math
 from itertools import chain
@@ -617,6 +618,7 @@ def _saved_step(seed):
     return probes.recovery_settings(seed)["dies_after"] // probes.SAVE_EVERY * probes.SAVE_EVERY
 
 
+@functools.lru_cache(maxsize=8)
 def _batches(seed, epoch):
     """The global batches of an epoch, (x, y) each, in the order that the question asks for."""
     from course_lib import data
@@ -941,6 +943,7 @@ LOCAL_BATCH = Question(
 
 
 _OF_WORKER = {"weights": forms.array, "updates": forms.whole, str: forms.anything}
+_WORKERS = [f"worker {number}" for number in range(probes.WORKERS)]
 _ROWS_BY_STEP = [[forms.whole]]
 QUESTIONS = (
     forms.formed(TF_CONFIGS, {"configs": [[(forms.text, forms.text, forms.anything)]]}),
@@ -963,8 +966,8 @@ QUESTIONS = (
     forms.formed(
         RECOVERY,
         {
-            "reports": [(forms.text, forms.whole, forms.whole, forms.number)],
-            "restarts": forms.whole,
+            "reports": [(forms.words(*_WORKERS), forms.size, forms.whole, forms.number)],
+            "restarts": forms.size,
             "workers": (_OF_WORKER,) * probes.WORKERS,
         },
     ),

@@ -1000,7 +1000,7 @@ SERVERS = Question(
 )
 
 
-_LOOKUP = {"found": forms.array, "touched": [forms.whole], "read_whole": forms.whole}
+_LOOKUP = {"found": forms.array, "touched": [forms.size], "read_whole": forms.size}
 _TRAINED = {"counted": forms.number, "table": forms.array, str: forms.anything}
 QUESTIONS = (
     forms.formed(STALENESS, {"staleness": [[forms.number]]}),
@@ -1017,8 +1017,8 @@ QUESTIONS = (
         TRAIN,
         {
             "tasks": (forms.whole, forms.whole),
-            "shards": [(forms.text, forms.whole)],
-            "staleness": [forms.number],
+            "shards": [(forms.text, forms.size)],
+            "staleness": [forms.distance],
             **_TRAINED,
         },
     ),

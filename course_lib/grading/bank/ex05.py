@@ -760,8 +760,9 @@ def _same_on_all(answers, seed):
 def _order_right(answers, seed):
     if not np.array_equal(answers["read"][0][0], answers["again"]):
         return "asked twice, host 0 reads other examples"
-    if answers["next_epoch"].shape != answers["again"].shape:
-        return f"in the next epoch host 0 reads {answers['next_epoch'].shape}"
+    following = answers["next_epoch"]
+    if following.shape != answers["again"].shape or following.size != len(np.unique(following)):
+        return "in the next epoch host 0 reads an example twice, or other numbers of them"
     return not np.array_equal(answers["again"], answers["next_epoch"]) or "the next epoch has the same order"
 
 
@@ -1020,7 +1021,7 @@ _COMPILED = {
     "fits": forms.flag,
     "verdict": forms.text,
     "state_bytes": forms.whole,
-    "seconds": {"compute": forms.number, "interconnect": forms.number, str: forms.number},
+    "seconds": {"compute": forms.distance, "interconnect": forms.distance, str: forms.distance},
 }
 _NO_FIT = forms.words(probes.NO_FIT)
 QUESTIONS = (
@@ -1029,7 +1030,7 @@ QUESTIONS = (
         {
             "tokens": [forms.array],
             "weights": [forms.array],
-            "compilations": forms.whole,
+            "compilations": forms.count,
             "losses": [forms.number],
             "gradients": [forms.array],
         },

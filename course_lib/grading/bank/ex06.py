@@ -10,6 +10,7 @@ import numpy as np
 
 from course_lib import pipeline
 from course_lib.errors import CourseError
+from course_lib.grading.bank import forms
 from course_lib.grading.probes import ex06 as probes
 from course_lib.grading.question import Mistake, Question, Target
 
@@ -48,6 +49,9 @@ def _one_device(seed, upstream=None):
 
 
 def _weights_placed(run, seed):
+    wanted = [2 * len(layers) for layers in probes.two_stages(seed)]
+    if (counts := list(map(len, run["variables"]))) != wanted:
+        return f"your stages have {counts} variables, and the makers' {wanted}"
     for stage, devices in enumerate(run["variables"]):
         if wrong := sum(device != stage for device in devices):
             return f"{wrong} of the {len(devices)} variables of stage {stage} lie elsewhere"
@@ -83,7 +87,7 @@ def _gradients_off(run, seed):
         return f"you return {len(got)} gradients for {len(wanted)} variables"
     if missing := sum(gradient is None for gradient in got):
         return f"{missing} of {len(got)} gradients are None"
-    shapes = [(one.shape, other.shape) for one, other in zip(got, wanted) if one.shape != other.shape]
+    shapes = [(one.shape, other.shape) for one, other in zip(got, wanted, strict=True) if one.shape != other.shape]
     if shapes:
         return "one of shape {}, and its variable has {}".format(*shapes[0])
     off = max(map(_off, got, wanted))
@@ -526,6 +530,8 @@ def _works(order):
 def _scheduled(answers, seed):
     """((stages, micro-batches), the learner's schedule) of each pipeline. Raises CourseError for one that cannot work."""
     for (p, m), orders in zip(probes.shapes(seed), answers["orders"], strict=True):
+        if len(orders) != p:
+            raise CourseError(f"there are orders of {len(orders)} stages, and the pipeline has {p}")
         yield (p, m), pipeline.Schedule("yours", m, tuple(map(_works, orders)))
 
 
@@ -984,4 +990,28 @@ ONE_STAGE = Question(
     ),
 )
 
-QUESTIONS = (PLACEMENT, MICRO_BATCHES, ONE_FORWARD_ONE_BACKWARD, BALANCE, ONE_STAGE)
+_NO_ANSWER = forms.words(probes.NO_ANSWER)
+_RUN = {
+    "variables": [[forms.whole]],
+    "gradients": [forms.either(forms.array, forms.nothing)],
+    "products": [(forms.whole, forms.text, forms.whole)],
+}
+QUESTIONS = (
+    forms.formed(PLACEMENT, {"runs": (_RUN, _RUN)}),
+    forms.formed(MICRO_BATCHES, {"counts": [forms.either(forms.number, _NO_ANSWER)]}),
+    forms.formed(ONE_FORWARD_ONE_BACKWARD, {"orders": [[[forms.text]]]}),
+    forms.formed(BALANCE, {"cuts": [forms.either([[forms.size]], _NO_ANSWER)]}),
+    forms.formed(
+        ONE_STAGE,
+        {
+            "runs": [
+                {
+                    "calls": [forms.text],
+                    "sent": {str: forms.array},
+                    "gradients": [forms.array],
+                    "held": forms.size,
+                }
+            ]
+        },
+    ),
+)

@@ -1163,6 +1163,6 @@ QUESTIONS = (
     forms.formed(PLAN, {"plans": [forms.either(_PLAN | {str: forms.anything}, forms.words(probes.NO_PLAN))]}),
     forms.formed(
         REPLICAS,
-        {"weights": (forms.any_array,) * 2, "summed": {"add": [forms.whole], "update": [forms.whole]}},
+        {"weights": (forms.any_array,) * 2, "summed": {"add": [forms.size], "update": [forms.size]}},
     ),
 )

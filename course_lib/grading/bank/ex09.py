@@ -5,6 +5,7 @@ Needs NumPy; the wrong answers of q3 and q4 need TensorFlow when they run.
 
 import numpy as np
 
+from course_lib.grading.bank import forms
 from course_lib.grading.probes import ex09 as probes
 from course_lib.grading.question import Mistake, Question, Target
 
@@ -88,7 +89,7 @@ def _refused_alone(answers, seed):
 
 
 def _all_at_the_upper_end(answers, seed):
-    found = [pair for pair in zip(probes.gradient_sets(seed), answers["scales"]) if pair[1] != probes.NO_SCALE]
+    found = [pair for pair in zip(probes.gradient_sets(seed), answers["scales"], strict=True) if pair[1] != probes.NO_SCALE]
     return all(
         not _overflows(case["gradients"], scale) and (scale >= SCALES[-1] or _overflows(case["gradients"], 2 * scale))
         for case, scale in found
@@ -240,7 +241,8 @@ def _unscales(answers, seed):
         wanted = [gradient.astype("float32") / case["scale"] for gradient in case["gradients"]]
         if [array.shape for array in got["unscaled"]] != [array.shape for array in wanted]:
             return "your arrays have other shapes than those that came"
-        off = max(np.max(abs(mine - right) / abs(right)) for mine, right in zip(got["unscaled"], wanted))
+        pairs = zip(got["unscaled"], wanted, strict=True)
+        off = np.max([np.max(abs(mine - right) / abs(right)) for mine, right in pairs])
         if not off <= FLOAT32:
             return f"with a scale of {case['scale']:g}, a number is off by {off:.1%}"
         if "float16" in got["dtypes"]:
@@ -435,7 +437,12 @@ def _all_rows(local, total, replicas):
 
 
 def _run_of(answers, seed):
-    return probes.overflowing_run(seed, len(answers["steps"][0]["weights"]))
+    """The run that was asked. Raises ValueError when a step tells of more or fewer replicas than the first."""
+    replicas = len(answers["steps"][0]["weights"])
+    told = {len(step[what]) for step in answers["steps"] for what in ("weights", "scales", "returned")}
+    if told != {replicas}:
+        raise ValueError(f"the steps tell of {' and '.join(map(str, sorted(told)))} replicas")
+    return probes.overflowing_run(seed, replicas)
 
 
 def _one_device(run):
@@ -450,7 +457,7 @@ def _one_device(run):
 
 def _skipped_everywhere(answers, seed):
     before = None
-    for step, bad in zip(answers["steps"], _run_of(answers, seed)["bad"]):
+    for step, bad in zip(answers["steps"], _run_of(answers, seed)["bad"], strict=True):
         if bad and not all(np.isfinite(copy).all() for copy in step["weights"]):
             return "a weight is no longer finite"
         if bad and not all(map(np.array_equal, step["weights"], before["weights"])):
@@ -463,7 +470,7 @@ def _skipped_everywhere(answers, seed):
 
 def _scale_halved(answers, seed):
     run = _run_of(answers, seed)
-    for step, halvings in zip(answers["steps"], np.cumsum(np.array(run["bad"]) > 0)):
+    for step, halvings in zip(answers["steps"], np.cumsum(np.array(run["bad"]) > 0), strict=True):
         wanted = run["scale"] / 2**halvings
         if any(scale != wanted for scale in step["scales"]):
             scales = ", ".join(f"{scale:g}" for scale in step["scales"])
@@ -474,12 +481,14 @@ def _scale_halved(answers, seed):
 def _as_one_device(answers, seed):
     run = _run_of(answers, seed)
     wanted, length = _one_device(run), np.linalg.norm(_one_device(run) - run["weights"])
-    off = max(np.linalg.norm(copy - wanted) / length for copy in answers["steps"][-1]["weights"])
+    if any(copy.shape != wanted.shape for copy in answers["steps"][-1]["weights"]):
+        return "yours have another shape"
+    off = np.max([np.linalg.norm(copy - wanted) / length for copy in answers["steps"][-1]["weights"]])
     return bool(off <= ROUNDED) or f"off by {off:.1%} of the way"
 
 
 def _overflows_counted(answers, seed):
-    for step, bad in zip(answers["steps"], _run_of(answers, seed)["bad"]):
+    for step, bad in zip(answers["steps"], _run_of(answers, seed)["bad"], strict=True):
         if any(count != bad for count in step["returned"]):
             counts = ", ".join(f"{count:g}" for count in step["returned"])
             return f"the replicas return {counts} where {bad} of them overflowed"
@@ -763,6 +772,8 @@ def _near_float32(policy, built, seed):
     wanted = _reference_logits(seed)
     if not np.isfinite(built["logits"]).all():
         return "yours are not finite"
+    if built["logits"].shape != wanted.shape:
+        return f"yours are {built['logits'].shape}, for {wanted.shape} examples and classes"
     off = np.linalg.norm(built["logits"] - wanted) / np.linalg.norm(wanted)
     return bool(off <= CLOSE[policy]) or f"yours are off by {off:.0%}"
 
@@ -911,7 +922,7 @@ def _same_updates(answers, seed):
 def _same_seeds(answers, seed):
     arguments = probes.comparison(seed)["arguments"]
     wanted = set(arguments["seeds"])
-    for policy, trials in zip(_policies(seed), _seeds_asked(answers, seed)):
+    for policy, trials in zip(_policies(seed), _seeds_asked(answers, seed), strict=True):
         if trials != wanted:
             return f"for {len(wanted)} seeds you asked {policy} trials of {len(trials & wanted)} of them for an error"
     return True
@@ -1200,4 +1211,43 @@ FAIR = Question(
 )
 
 
-QUESTIONS = (WINDOW, SEARCH, OVERFLOW, DTYPES, FAIR)
+_STEP = {
+    "weights": forms.each_replica(forms.any_array),
+    "scales": [forms.any_number],
+    "iterations": forms.size,
+    "returned": [forms.any_number],
+}
+_BUILT = {
+    "layers": {str: (forms.text, forms.text)},
+    "global_policy_kept": forms.flag,
+    "logits_dtype": forms.text,
+    "logits": forms.any_array,
+}
+QUESTIONS = (
+    forms.formed(WINDOW, {"scales": [forms.either(forms.any_number, forms.words(probes.NO_SCALE))]}),
+    forms.formed(
+        SEARCH,
+        {
+            "updates": [
+                {
+                    "scale": forms.any_number,
+                    "good_steps": forms.whole,
+                    "unscaled": forms.either([forms.any_array], forms.nothing),
+                    "dtypes": [forms.text],
+                }
+            ]
+        },
+    ),
+    forms.formed(OVERFLOW, {"steps": [_STEP]}),
+    forms.formed(DTYPES, {policy: _BUILT for policy in probes.POLICIES}),
+    forms.formed(
+        FAIR,
+        {
+            "ratio": forms.any_number,
+            "differences": [forms.number],
+            "asked": [(forms.text, forms.whole, forms.size, forms.text)],
+            "most_in_a_row": forms.size,
+            "verdicts": [forms.text],
+        },
+    ),
+)

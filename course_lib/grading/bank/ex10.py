@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from course_lib.grading.bank import forms
 from course_lib.grading.probes import ex10 as probes
 from course_lib.grading.question import Mistake, Question, Target
 from course_lib.plan import Layout, predict, search
@@ -623,4 +624,20 @@ SCALING = Question(
 )
 
 
-QUESTIONS = (STATES, ACTIVATIONS, CHOICE, PROFILES, SCALING)
+_LAYOUT = {
+    **{name: forms.count for name in ("data", "tensor", "pipeline", "sequence", "micro_batch", "interleave")},
+    **{name: forms.flag for name in ("split_norms", "keep_gathered")},
+    "zero": forms.size,
+    "recompute": forms.text,
+    "precision": forms.text,
+}
+QUESTIONS = (
+    forms.formed(STATES, {"bytes": [forms.number]}),
+    forms.formed(ACTIVATIONS, {"bytes": [forms.number]}),
+    forms.formed(CHOICE, {"layouts": [forms.either(_LAYOUT, forms.words(probes.NO_LAYOUT))]}),
+    forms.formed(PROFILES, {"kinds": [forms.text], "shares": [(forms.number,) * len(probes.KINDS)]}),
+    forms.formed(
+        SCALING,
+        {"strong": [[forms.number]], "weak": [[forms.number]], "seconds": [forms.number], "buys": [forms.flag]},
+    ),
+)

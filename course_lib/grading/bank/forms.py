@@ -18,8 +18,8 @@ from course_lib.grading.question import Answers, Question
 
 LARGEST_WHOLE = 2**63  # beyond any count of bytes, and quick to compute with
 LONGEST_TEXT = 2_000
-MOST_VALUES = 50_000  # in all answers, of which right ones have far fewer
-NUMBERS_A_VALUE = 20  # of an array: so many cost as little time as one value of a list
+MOST_VALUES = 10_000  # in all answers, of which right ones have far fewer
+NUMBERS_A_VALUE = 50  # of an array: so many cost as little time as one value of a list
 MOST_REPLICAS = 64
 
 
@@ -60,6 +60,11 @@ def whole(value: object) -> bool:
 def count(value: object) -> bool:
     """a whole number from 1"""
     return whole(value) and value >= 1
+
+
+def size(value: object) -> bool:
+    """a whole number from 0"""
+    return whole(value) and value >= 0
 
 
 def flag(value: object) -> bool:

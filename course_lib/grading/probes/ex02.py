@@ -152,7 +152,7 @@ def probe_training(names, seed):
         "identical": _identical(copies),
         "statistics_identical": _identical([copies_of(strategy, variable) for variable in model.non_trainable_variables]),
         "train_examples": len(x_train),
-        "steps_per_epoch": int(model.optimizer.iterations.numpy()) / max(len(losses), 1),
+        "steps_per_epoch": int(copies_of(strategy, model.optimizer.iterations)[0]) / max(len(losses), 1),
         "losses": [float(loss) for loss in losses],
         "accuracy": float(np.mean(logits.argmax(axis=-1) == y_test)),
         "commonest": float(np.unique(y_test, return_counts=True)[1].max() / len(y_test)),

@@ -189,7 +189,7 @@ def probe_training(names, seed):
         "wanted_replicas": strategy.num_replicas_in_sync,
         "replicas": min(len(values) for values in copies),
         "identical": all(np.array_equal(values[0], value) for values in copies for value in values),
-        "updates": int(model.optimizer.iterations.numpy()),
+        "updates": int(copies_of(strategy, model.optimizer.iterations)[0]),
         "finite": bool(np.isfinite(logits["test"]).all()),
         "train_accuracy": _accuracy(logits["train"], y),
         "test_accuracy": _accuracy(logits["test"], test_y),

@@ -1,0 +1,242 @@
+"""`course grade` as an examiner runs it: real sandboxes, an ordinary user, small classes."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from unprivileged import as_nobody, give_to_nobody
+
+from course_lib import cli
+from course_lib.errors import CourseError
+from course_lib.grade import sandbox
+
+pytest.importorskip("tensorflow")
+
+ROOT = Path(__file__).parents[1]
+SOLVED, BLANK = (ROOT / folder / "00_start_here.ipynb" for folder in ("solutions", "exercises"))
+Q1 = """
+def shard_sizes(global_batch, replicas):
+    size, left_over = divmod(global_batch, replicas)
+    return [size + (replica < left_over) for replica in range(replicas)]
+"""
+Q1_WRONG = "def shard_sizes(global_batch, replicas):\n    return [global_batch // replicas] * replicas"
+Q2 = """
+def steps_per_epoch(examples, global_batch, drop_remainder):
+    return examples // global_batch if drop_remainder else -(-examples // global_batch)
+"""
+
+if why := "" if shutil.which("bwrap") else "bubblewrap is not installed, see README":
+    if os.environ.get("CI") == "true":
+        pytest.fail(why, pytrace=False)
+needs_sandbox = pytest.mark.skipif(bool(why), reason=why)
+
+
+def notebook(*sources: str) -> str:
+    cells = [{"cell_type": "code", "metadata": {}, "source": source, "outputs": [], "execution_count": None} for source in sources]
+    return json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4})
+
+
+def write_class(folder: Path, submissions: dict[str, str]) -> Path:
+    """A folder of exercise 00's notebooks, one for each learner."""
+    for learner, text in submissions.items():
+        (folder / learner).mkdir(parents=True)
+        (folder / learner / "00_start_here.ipynb").write_text(text)
+    return give_to_nobody(folder)
+
+
+def command(folder: Path, *arguments: object) -> list[str]:
+    """In a folder of the user's own, from where relative paths count."""
+    give_to_nobody(folder)
+    return as_nobody([sys.executable, "-m", "course_lib.cli", "grade", *map(str, arguments)], folder)
+
+
+def course_grade(folder: Path, *arguments: object) -> subprocess.CompletedProcess:
+    return subprocess.run(command(folder, *arguments), cwd=folder, capture_output=True, text=True, timeout=600)
+
+
+def rows(out: Path) -> dict[str, dict[str, str]]:
+    return {row["learner"]: row for row in csv.DictReader((out / "results.csv").read_text("utf-8-sig").splitlines())}
+
+
+def files(out: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess]:
+    folder = tmp_path_factory.mktemp("class")
+    made = {"ana": SOLVED.read_text(), "ben": BLANK.read_text(), "cleo": notebook(Q1_WRONG, Q2), "dan": "{not json"}
+    write_class(folder / "handed in", made)
+    forms = [part for form in ("canvas", "moodle", "gradescope") for part in ("--export", form)]
+    return folder, course_grade(folder, "handed in", "--out", "marks", "--jobs", 2, *forms)
+
+
+@needs_sandbox
+def test_marks_feedback_and_figures_are_there(graded):
+    folder, done = graded
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    marks = rows(folder / "marks")
+    assert {learner: row["points"] for learner, row in marks.items()} == {"ana": "4", "ben": "0", "cleo": "1", "dan": "0"}
+    assert marks["cleo"]["mistakes"] == "q1: remainder dropped" and "not JSON" in marks["dan"]["problem"]
+    assert {path.stem for path in (folder / "marks" / "feedback").iterdir()} == {"ana", "ben", "cleo", "dan"}
+    figures = json.loads((folder / "marks" / "summary.json").read_text())
+    assert figures["submissions"] == 4
+    assert {"canvas", "moodle", "gradescope"} <= {path.name for path in (folder / "marks").iterdir()}
+    assert "4 submissions of 4 learners" in done.stdout and "not graded: dan/00_start_here.ipynb: " in done.stdout
+
+
+@needs_sandbox
+def test_the_same_call_grades_nothing_twice(graded):
+    folder, _ = graded
+    before = files(folder / "marks")
+    done = course_grade(folder, "handed in", "--out", "marks", "--export", "canvas", "--json")
+    assert "4 have their result" in done.stderr and "[1/" not in done.stderr
+    assert json.loads(done.stdout)["submissions"] == 4
+    assert files(folder / "marks") == before
+
+
+@needs_sandbox
+def test_another_secret_grades_again_with_other_inputs_and_the_same_marks(graded):
+    folder, _ = graded
+    (folder / "another").write_text("0123456789abcdef")
+    again = course_grade(folder, "handed in/ana", "handed in/cleo", "--out", "again", "--secret", "another")
+    assert again.returncode == 0, again.stderr
+    seeds = [
+        {json.dumps(json.loads(path.read_text())["seeds"]) for path in (folder / out / "submissions").glob("*.json")}
+        for out in ("marks", "again")
+    ]
+    assert not (seeds[0] - {"null"}) & seeds[1]
+    assert sorted(row["points"] for row in rows(folder / "again").values()) == ["1", "4"]
+
+
+LEAVES = """
+import atexit, builtins, os, random, signal, sys, threading
+import numpy as np
+os.environ["LEFT"] = builtins.left = sys.left = np.left = "here"
+np.random.seed(1), random.seed(1), signal.signal(signal.SIGUSR1, signal.SIG_IGN), sys.path.insert(0, "/left")
+for folder in ("/tmp", "/dev/shm", "/scratch"):
+    open(f"{folder}/left", "w").close()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+if os.fork() == 0:
+    os.setsid()
+    threading.Event().wait()
+"""
+FINDS = """
+import builtins, os, random, signal, sys, threading
+import numpy as np
+found = [name for name, there in {
+    "environment": "LEFT" in os.environ, "builtins": hasattr(builtins, "left"), "sys": hasattr(sys, "left"),
+    "numpy": hasattr(np, "left"), "path": "/left" in sys.path, "threads": threading.active_count() > 1,
+    "signal": signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN, "draws": np.random.rand() == 0.417022004702574,
+    "processes": len([name for name in os.listdir("/proc") if name.isdigit()]) > 2,
+    "files": [folder for folder in ("/tmp", "/dev/shm", "/scratch") if os.path.exists(f"{folder}/left")],
+}.items() if there]
+if found:
+    raise SystemError(f"left: {found}")
+"""
+
+
+@needs_sandbox
+def test_nothing_passes_from_one_submission_to_the_next(tmp_path):
+    """Through one sandbox, in this order; the finder answers only if it found nothing."""
+    write_class(tmp_path / "in", {"a": notebook(LEAVES, Q1), "b": notebook(FINDS + Q1)})
+    done = course_grade(tmp_path, "in", "--out", "out", "--jobs", 1)
+    assert {learner: row["q1"] for learner, row in rows(tmp_path / "out").items()} == {"a": "1", "b": "1"}, done.stdout + "".join(
+        path.read_text() for path in (tmp_path / "out" / "submissions").glob("b*")
+    )
+
+
+def sandboxes() -> set[int]:
+    """The ids of all processes of bubblewrap and of what runs inside."""
+    listing = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    return {int(line.split()[0]) for line in listing.splitlines() if "bwrap" in line or "course_lib.grade.inside" in line}
+
+
+def killed_after(results: int, folder: Path, *arguments: object) -> None:
+    """Start the command and kill it, and nothing else, when it has told of so many results."""
+    running = subprocess.Popen(command(folder, *arguments), cwd=folder, stdout=subprocess.PIPE, text=True)
+    with running:
+        told: Iterator[str] = (line for line in running.stdout if line.startswith("["))
+        for _ in range(results):
+            next(told)
+        running.send_signal(signal.SIGKILL)
+
+
+@needs_sandbox
+def test_killed_three_times_and_resumed_it_ends_as_if_undisturbed(tmp_path):
+    texts = {f"learner {number:02}": notebook(f"# {number}", Q1 if number % 3 else Q1_WRONG, Q2) for number in range(16)}
+    write_class(tmp_path / "in", texts)
+    (tmp_path / "secret").write_text("fedcba9876543210")
+    before = sandboxes()
+    for count in (3, 4, 5):
+        killed_after(count, tmp_path, "in", "--out", "killed", "--secret", "secret", "--jobs", 2)
+    whole, resumed = (course_grade(tmp_path, "in", "--out", out, "--secret", "secret", "--jobs", 2) for out in ("whole", "killed"))
+    assert whole.returncode == resumed.returncode == 0
+    known = int(resumed.stdout.split("; ")[1].split()[0])
+    assert 12 <= known <= 14  # one that was in hand at a kill may have been stored before it
+    assert files(tmp_path / "killed") == files(tmp_path / "whole")
+    assert sum(int(row["points"]) for row in rows(tmp_path / "whole").values()) == 10 * 2 + 6
+    assert sandboxes() <= before
+
+
+def test_root_and_a_missing_sandbox_are_one_line(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    for enclosed in (True, False):
+        with pytest.raises(CourseError, match="must not run as root.*sudo -u"):
+            sandbox.require(enclosed)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CourseError, match="apt-get install bubblewrap.*--run-submissions-as-me"):
+        sandbox.require()
+    (tmp_path / "bwrap").write_text("#!/bin/sh\necho bwrap: no permissions >&2\nexit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    with pytest.raises(CourseError, match=r"cannot make a sandbox here \(bwrap: no permissions\)"):
+        sandbox.require()
+
+
+def test_the_sandbox_holds_no_reference_and_no_home():
+    words = sandbox.command("tensorflow", enclosed=True)
+    hidden = {words[place + 1] for place, word in enumerate(words) if word == "--tmpfs"}
+    assert {str(sandbox.PACKAGE / "grading" / "bank"), str(sandbox.PACKAGE / "grade")} <= hidden
+    shown = [words[place + 1] for place, word in enumerate(words) if word.startswith("--ro-bind")]
+    assert str(sandbox.PACKAGE) in shown and not {str(Path.home()), "/", "/home", str(ROOT)} & {*shown}
+    assert "--bind" not in words and not any(word.startswith("--dev-bind") for word in words)
+
+
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ("x --out o --jobs 0", "a whole number"), ("x --out o --share 4/4", "K from 0 to N - 1"), ("x", "--out"),
+        ("x --out o --seconds -1", "a positive number"), ("x --out o --export excel", "invalid choice"), ("--out o", "path"),
+        ("x --out o --cell-seconds nan", "a positive number"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_call_is_one_line(capsys, line, says):
+    with pytest.raises(SystemExit) as left:
+        cli.main(["grade", *line.split()])
+    assert left.value.code == 2 and says in capsys.readouterr().err
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["nowhere", "--out", "out"], "nowhere"),
+        (["in", "--out", "in/a/00_start_here.ipynb/out"], "cannot be made"),
+        (["in", "--out", "out", "--secret", "short"], "has 3 bytes"),
+        (["in", "--out", "out", "--secret", "no/secret"], "cannot be written"),
+        (["in", "--out", "out", "--slurm", "2"], "Slurm"),
+    ],
+)
+def test_what_cannot_be_graded_is_one_line(tmp_path, arguments, says):
+    write_class(tmp_path / "in", {"a": notebook(Q1)})
+    (tmp_path / "short").write_text("abc")
+    done = course_grade(tmp_path, *arguments)
+    assert done.returncode == 2 and says in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr

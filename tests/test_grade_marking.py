@@ -1,0 +1,154 @@
+"""From a notebook to a job, and from what a sandbox told to a result: pure, with records made up."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from course_lib.grade import marking
+from course_lib.grade.box import Told
+from course_lib.grade.inside.answers import pack
+from course_lib.grade.limits import Limits
+from course_lib.grade.submissions import Submission
+from course_lib.grading import bank
+from course_lib.grading.probes import ex00
+
+SECRET = b"a secret of the course"
+LIMITS = Limits(cell_seconds=7, seconds=70, memory_gib=3)
+QUESTIONS = bank.questions("00_start_here")
+
+
+def submission(*sources: str, **changes) -> Submission:
+    cells = [{"cell_type": "code", "source": source, "metadata": {}} for source in sources]
+    content = json.dumps({"cells": cells, "nbformat": 4, "nbformat_minor": 5, "metadata": {}}).encode()
+    given = {"learner": "ana", "exercise": "00_start_here", "name": "ana", "file": "ana/00.ipynb", "content": content}
+    return Submission(**{**given, **changes})
+
+
+Q1, Q2 = "def shard_sizes(batch, replicas): ...", "def steps_per_epoch(*_): ..."
+BOTH = submission("print(1)", Q1, 'check("q1")', Q2)
+
+
+def sizes(batch: int, replicas: int) -> list[int]:
+    return [batch // replicas + (place < batch % replicas) for place in range(replicas)]
+
+
+def right(seed: int) -> str:
+    return pack(ex00.probe_shard_sizes({"shard_sizes": sizes}, seed))
+
+
+def wrong(seed: int) -> str:
+    return pack(ex00.probe_shard_sizes({"shard_sizes": lambda batch, replicas: [batch // replicas] * replicas}, seed))
+
+
+def graded(told: list, one: Submission = BOTH):
+    """The result, and the jobs that were asked for; `told` is per run (records, ending)."""
+    grading, jobs = marking.grading(one, SECRET, LIMITS, "by"), []
+    try:
+        jobs.append(next(grading))
+        for records, ending in told:
+            jobs.append(grading.send(Told(records, ending)))
+    except StopIteration as done:
+        return done.value, jobs
+    raise AssertionError("another run was asked for")
+
+
+def answers(text: str, **changes) -> dict:
+    return {"question": "q1", "seed": SEEDS["q1"], "answers": text, "changed": "", **changes}
+
+
+SEEDS = marking.seeds_of(SECRET, BOTH)
+END = {"end": True}
+ENDED = {"limit": None, "last": 3, "output": "said", "exit": 0}
+
+
+def test_seeds_follow_from_secret_and_content_alone():
+    assert marking.seeds_of(SECRET, BOTH) == marking.seeds_of(SECRET, replace(BOTH, learner="ben", file="other")) == SEEDS
+    assert len({*SEEDS.values()}) == len(QUESTIONS)
+    for other in (marking.seeds_of(b"another", BOTH), marking.seeds_of(SECRET, submission(Q1, Q2))):
+        assert not {*SEEDS.values()} & {*other.values()}
+    assert all(0 <= seed < 2**32 for seed in SEEDS.values())
+
+
+def test_the_job_says_where_each_question_is_answered_and_holds_no_reference():
+    _, (job,) = graded([([END], ENDED)])
+    assert job["answering"][:2] == [[1], [3]] and job["checking"][:2] == [[2], []]
+    assert [one["seed"] for one in job["questions"]] == list(SEEDS.values())
+    assert (job["cell_seconds"], job["seconds"], job["memory_gib"]) == (7, 70, 3)
+    assert "bank" not in json.dumps(job)
+
+
+def test_a_right_answer_counts_whatever_comes_after():
+    records = [answers(right(SEEDS["q1"])), answers(wrong(SEEDS["q1"])), END]
+    result, _ = graded([(records, ENDED)])
+    assert [verdict.points for verdict in result.verdicts] == [1, 0, 0, 0] and (result.points, result.of) == (1, 4)
+    assert result.output == "said" and result.seeds == SEEDS and result.graded_by == "by"
+
+
+def test_a_mistake_is_named():
+    result, _ = graded([([answers(wrong(SEEDS["q1"])), END], ENDED)])
+    assert result.verdicts[0].mistake == "remainder dropped" and result.points == 0
+
+
+@pytest.mark.parametrize(
+    "record, says",
+    [
+        (answers("", seed=1), "not checked"),
+        (answers(right(1), seed=1), "not checked"),
+        (answers("garbage"), "could not be read"),
+        (answers(pack([1])), "another form"),
+        (answers(3), "could not be read"),
+        (answers(right(SEEDS["q1"]), changed="numpy.allclose"), "replaces numpy.allclose"),
+        (answers(pack({"sizes": "none"})), "not right"),
+        ({"question": "q9", "seed": 1, "answers": ""}, "not checked"),
+        ({"question": ["q1"], "seed": None, "answers": None}, "not checked"),
+        ({"at": "x", "error": 1}, "not checked"),
+    ],
+)
+def test_forged_or_broken_records_earn_nothing(record, says):
+    result, _ = graded([([record, END], ENDED)])
+    assert result.points == 0 and says in result.verdicts[0].problem + result.verdicts[0].summary
+
+
+def test_a_replacement_seen_during_a_probe_counts_against_that_probe_alone():
+    q2 = {"question": "q2", "seed": SEEDS["q2"], "answers": pack(ex00.probe_steps({"steps_per_epoch": steps}, SEEDS["q2"])), "changed": ""}
+    result, _ = graded([([{"changed": "tensorflow.Tensor.device"}, answers(right(SEEDS["q1"])), q2, END], ENDED)])
+    assert [verdict.points for verdict in result.verdicts] == [0, 1, 0, 0]
+    assert "tensorflow.Tensor.device" in result.verdicts[0].problem
+
+
+def steps(examples: int, batch: int, drop_remainder: bool) -> int:
+    return examples // batch if drop_remainder else -(-examples // batch)
+
+
+@pytest.mark.parametrize(
+    "records, ending, says",
+    [
+        ([], {"limit": "a cell", "last": 1}, "cell 2 ran for more than 7 s, did not let itself be interrupted"),
+        ([], {"limit": "in all", "last": "q1"}, "more than 70 s, and was killed in the check of q1"),
+        ([], {"limit": "answers", "last": 1}, "cell 2 told more than can be taken"),
+        ([], {"limit": None, "last": 1, "memory": True}, "cell 2 took more than 3 GiB"),
+        ([], {"limit": None, "last": 1, "exit": 0}, "cell 2 ended the notebook's process (exit code 0)"),
+        ([], {"limit": None, "last": 1, "exit": -11}, "cell 2 ended the notebook's process (signal 11)"),
+        ([{"refused": "gc.get_objects"}], {"limit": None, "last": 1, "exit": 97}, "it reaches for gc.get_objects"),
+    ],
+)
+def test_what_ended_a_run_is_said_and_left_out_of_the_next(records, ending, says):
+    q1 = answers(right(SEEDS["q1"]))
+    result, jobs = graded([(records, {"output": "", **ending}), ([q1, END], ENDED)])
+    assert says in " ".join(result.notes) and result.points == 1
+    key = "skip_questions" if isinstance(ending["last"], str) else "skip_cells"
+    assert jobs[1][key] == [ending["last"]] and len(jobs) == 2
+
+
+def test_points_of_an_earlier_run_are_kept_and_three_runs_are_the_most():
+    died = {"limit": None, "output": "", "exit": 1}
+    told = [([answers(right(SEEDS["q1"]))], {**died, "last": 2}), ([], {**died, "last": 3}), ([], {**died, "last": 0})]
+    result, jobs = graded(told)
+    assert result.points == 1 and [job["skip_cells"] for job in jobs] == [[], [2], [2, 3]]
+    assert "cell 1 ended the notebook's process" in result.verdicts[1].problem
+
+
+def test_a_submission_that_cannot_be_graded_asks_for_no_sandbox():
+    result, jobs = graded([], submission(problem="it is no notebook"))
+    assert result.problem == "it is no notebook" and jobs == [] and result.of == 0
