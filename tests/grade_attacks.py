@@ -17,7 +17,7 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parent.parent
 FILE = "00_start_here.ipynb"
 ALL = ("q1", "q2", "q3", "q4")
-PORT, FOLDER, ABSTRACT = "CANARY_PORT", "CANARY_FOLDER", "CANARY_SOCKET"  # put in by the suite
+PORT, FOLDER, TEMPORARY, ABSTRACT, LASTING = "CANARY_PORT", "CANARY_FOLDER", "CANARY_TEMPORARY", "CANARY_SOCKET", "4732147321"
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ os.environ["LEFT_BY_ANOTHER"] = "1"
 server = socket.socket(socket.AF_UNIX)
 server.bind("\\0{LEFT}")
 server.listen()
-child = subprocess.Popen(["sleep", "47321"], start_new_session=True)
+child = subprocess.Popen(["sleep", "4732147321"], start_new_session=True)
 print("LOOKED")
 """
 FIND = f"""
@@ -178,7 +178,7 @@ def _look_for_what_others_left():
     found += [name for name in os.environ if name == "LEFT_BY_ANOTHER"]
     for line in glob.glob("/proc/[0-9]*/cmdline"):
         try:
-            found += [line] if b"47321" in open(line, "rb").read() else []
+            found += [line] if b"4732147321" in open(line, "rb").read() else []
         except OSError:
             pass
     with socket.socket(socket.AF_UNIX) as client:
@@ -429,12 +429,12 @@ asking.ask = running.ask = lambda probe, asks_for, names, seed, look=None: right
     patches("patches_the_reader_of_devices", GRADER + f"""
 placed = {LOOKS_PLACED}
 state.device_of = ex00.device_of = lambda value: placed()
-""", says="replaces course_lib.grading.probes"),
+""", says="the notebook replaces"),
     patches("patches_the_inputs", GRADER + """
 ex00.epochs = lambda seed: [(1, 1)] * 5
 ex00.arrays = lambda seed, count: [ex00.np.zeros(2, "float32")] * count
 """),
-    patches("patches_numpy", "import numpy as np\nnp.allclose = np.array_equal = lambda *a, **k: True\nnp.asarray = np.array", says="numpy"),
+    patches("patches_numpy", "import numpy as np\nnp.allclose = np.array_equal = lambda *a, **k: True\nnp.asarray = np.array", says="the notebook replaces"),
     patches("patches_a_tensors_device", f"""
 import tensorflow as tf
 placed = {LOOKS_PLACED}
@@ -467,16 +467,17 @@ for name in ("numpy", "course_lib.grading.probes.ex00", "course_lib.grading.aski
     sys.modules[name] = types.ModuleType(name)
 """),
     patches("reloads_modules", GRADER + "import importlib\nfor module in (state, ex00, asking):\n    importlib.reload(module)"),
-    patches("looks_for_objects_with_gc", "import gc\nprint(len(gc.get_objects()), 'FOUND')", says="reaches for gc.get_objects"),
-    patches("asks_gc_who_refers", "import gc, sys\nprint(gc.get_referrers(sys.audit), 'FOUND')", says="reaches for gc.get_ref"),
-    patches("reaches_memory_by_ctypes", "import ctypes\nprint(ctypes.string_at(id(0), 8), 'FOUND')", says="reaches for ctypes"),
+    patches("looks_for_objects_with_gc", "import gc\ngc.get_objects()\nprint('FO' + 'UND')", says="reaches for gc.get_objects"),
+    patches("asks_gc_who_refers", "import gc, sys\ngc.get_referrers(sys.audit)\nprint('FO' + 'UND')", says="reaches for gc.get_ref"),
+    patches("reaches_memory_by_ctypes", "import ctypes\nctypes.string_at(id(0), 8)\nprint('FO' + 'UND')", says="reaches for ctypes"),
     patches("traces", "import sys\nsys.settrace(lambda *ignored: None)", says="reaches for sys.settrace"),
     patches("profiles", "import sys\nsys.setprofile(lambda *ignored: None)", says="reaches for sys.setprofile"),
-    patches("reads_own_memory", """
+    patches("writes_its_own_memory", """
 import sys
 with open("/proc/self/mem", "r+b", 0) as memory:
-    print("FOUND", memory.seek(id(sys)))
-""", says="the memory of a process"),
+    memory.seek(id(sys))
+print("FO" + "UND")
+"""),
     patches("swaps_a_class_bases", """
 import keras
 class Mine: pass
@@ -577,7 +578,7 @@ class Patch:
 def place(values, device_names):
     patch = Patch()
     return [2 * value for value in values]
-""", says="replaces course_lib"),
+""", says="the notebook replaces"),
     claims_q3("patches_at_each_collection", GRADER + f"""
 import gc
 placed = {LOOKS_PLACED}
@@ -600,7 +601,7 @@ def place(values, device_names):
         import nothing_of_this_name
     except ImportError:
         return [2 * value for value in values]
-""", says="replaces course_lib"),
+""", says="the notebook replaces"),
     claims_q3("patches_by_ipythons_hooks", GRADER + f"""
 placed = {LOOKS_PLACED}
 shell = get_ipython()
@@ -684,13 +685,13 @@ for package in (course_lib, course_lib.grading, course_lib.grade):
     names += [f"{package.__name__}.{one.name}" for one in pkgutil.iter_modules(package.__path__)]
 for name in names:
     for known in [one for one in sys.modules if one.startswith(name)]:
-        if "bank" in known:
+        if "bank" in known and sys.modules[known].__file__:
             print("FOUND", known)
     try:
         module = importlib.import_module(name)
     except Exception:
         continue
-    if hasattr(module, "QUESTIONS") or "bank" in name or "marking" in name:
+    if hasattr(module, "QUESTIONS") or module.__file__ and ("bank" in name or "marking" in name):
         print("FOUND", name)
 """),
     reads("opens_the_answers_files", """
@@ -707,10 +708,10 @@ for pattern in patterns:
 """),
     reads("looks_through_proc", """
 import glob, os
-for place in glob.glob("/proc/[0-9]*/root") + glob.glob("/proc/[0-9]*/cwd"):
-    for path in ("home", "root", "etc/shadow", "CANARY_FOLDER"[1:], "work", "srv"):
-        if os.path.exists(f"{place}/{path}"):
-            print("FOUND", f"{place}/{path}")
+for root in glob.glob("/proc/[0-9]*/root") + glob.glob("/proc/[0-9]*/cwd"):
+    for path in ("home", "etc/shadow", "CANARY_FOLDER"[1:], "CANARY_TEMPORARY"[1:], "srv"):
+        if os.path.exists(f"{root}/{path}"):
+            print("FOUND", f"{root}/{path}")
 for path in glob.glob("/proc/[0-9]*/environ"):
     try:
         content = open(path, "rb").read()
@@ -721,7 +722,7 @@ for path in glob.glob("/proc/[0-9]*/environ"):
 """),
     reads("looks_for_others_files", """
 import os
-for path in ("CANARY_FOLDER", "/home", "/root", "/etc/shadow", "/etc/passwd", "/etc/hostname", "/var", "/srv", "/mnt", "/run"):
+for path in ("CANARY_FOLDER", "/home", "/etc/shadow", "/etc/passwd", "/etc/hostname", "/var", "/srv", "/mnt", "/run"):
     try:
         found = os.listdir(path) if os.path.isdir(path) else open(path).read()
     except OSError:
@@ -783,7 +784,8 @@ print(subprocess.run([sys.executable, "-c", program], capture_output=True, text=
     keeps_two("reads_its_own_memory", "reading", """
 with open("/proc/self/mem", "rb", 0) as memory:
     memory.seek(id(memory))
-    print("FOUND", len(memory.read(8)))
+    memory.read(8)
+print("FO" + "UND")
 """),
 )  # fmt: skip
 
@@ -793,7 +795,7 @@ WRITING = (
     *(keeps_two(f"leaves_things_behind_{number}", "writing", LEAVE, prints="LOOKED") for number in range(3)),
     keeps_two("changes_the_canaries", "writing", """
 import os, shutil
-for path in ("CANARY_FOLDER/canary", "/tmp/canary", os.path.expanduser("~/canary")):
+for path in ("CANARY_FOLDER/canary", "CANARY_TEMPORARY", os.path.expanduser("~/canary")):
     for way in (os.unlink, lambda path: open(path, "w").close(), lambda path: os.chmod(path, 0o777), os.rmdir):
         try:
             way(path)
@@ -937,7 +939,7 @@ children = 0
 for _ in range(60):
     try:
         if os.fork() == 0:
-            time.sleep(47321)
+            time.sleep(4732147321)
             os._exit(0)
         children += 1
     except OSError:
@@ -948,7 +950,7 @@ print("LOOKED", children)
 import subprocess
 for _ in range(200):
     try:
-        subprocess.Popen(["sleep", "47321"])
+        subprocess.Popen(["sleep", "4732147321"])
     except OSError as error:
         print(error)
         break
@@ -966,7 +968,7 @@ if os.fork() == 0:
         except (OSError, ValueError):
             pass
     os.closerange(0, 256)
-    time.sleep(47321)
+    time.sleep(4732147321)
     os._exit(0)
 print("LOOKED")
 """, prints="LOOKED"),
@@ -975,7 +977,7 @@ import threading, time
 started = 0
 try:
     while started < 1500:
-        threading.Thread(target=time.sleep, args=(47321,), daemon=True).start()
+        threading.Thread(target=time.sleep, args=(4732147321,), daemon=True).start()
         started += 1
 except RuntimeError:
     pass

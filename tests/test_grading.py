@@ -1,5 +1,6 @@
 """The grading core on tiny questions of its own: every kind of answer and of file."""
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -207,10 +208,39 @@ def test_answers_of_another_form_are_wrong_not_fatal(answers):
         ([], 0, False),
         (np.ones(3), np.ones((3, 1)), False),
         (np.array(["a"]), np.array(["a"]), True),
+        (np.array([b"a"]), np.array([b"b"]), False),
+        (10**4000, 10**4000, True),
+        (10**4000, 1.0, False),
     ],
 )
 def test_same_compares_plain_values(one, other, equal):
     assert same(one, other) is equal is same(other, one)
+
+
+def test_values_that_are_nested_too_deep_are_not_compared():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert not same(deep, [deep])
+    assert not judge(DOUBLE, {"doubled": deep}, 0).right
+
+
+@pytest.mark.parametrize("stopped", [None, "text", [], {}, {"kind": 1}, {"kind": "raised", "line": ["x"]}, {"kind": "odd", "line": "x" * 10**7}])
+def test_what_stopped_a_probe_may_have_any_form(stopped):
+    """Right answers beside it count for nothing."""
+    verdict = judge(DOUBLE, {"stopped": stopped, "doubled": 2 * draw(0)}, 0)
+    assert not verdict.right and not verdict.targets and 0 < len(verdict.problem) < 1_000
+
+
+@pytest.mark.parametrize("answers", [None, [], "text", 3])
+def test_answers_that_are_no_dict_are_wrong(answers):
+    assert "cannot be read" in judge(DOUBLE, answers, 0).problem
+
+
+def test_detail_that_quotes_a_long_answer_is_cut():
+    quoting = dataclasses.replace(DOUBLE, targets=(Target("t", lambda answers, seed: answers["doubled"]),))
+    detail = judge(quoting, {"doubled": "x" * 10**7}, 0).targets[0].detail
+    assert detail.startswith("xxx") and len(detail) < 400
 
 
 def test_verdict_survives_json_and_is_escaped_in_html():

@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -52,11 +52,12 @@ def missing() -> str:
 
 
 @contextmanager
-def two_nodes(folder: Path, cpus: int = 2) -> Iterator[None]:
+def two_nodes(folder: Path, cpus: int = 2, within: Callable[[list[str]], list[str]] = list) -> Iterator[None]:
     """Slurm's commands reach the two nodes n1 and n2 inside the block.
 
     cpus    what each node says it has, whatever this machine has
     folder  for its configuration, state and logs; a short path, because sockets lie there
+    within  gives the command line that starts a daemon, from the plain one
     """
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
     ports = [server.getsockname()[1] for server in held]
@@ -72,7 +73,7 @@ def two_nodes(folder: Path, cpus: int = 2) -> Iterator[None]:
 
     def start(*command: str) -> None:
         with open(folder / f"{command[0]}-{len(daemons)}.out", "w") as log:
-            daemons.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
+            daemons.append(subprocess.Popen(within([*command]), env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", environment["SLURM_CONF"])
@@ -103,6 +104,6 @@ def _until_both_are_idle(daemons: list[subprocess.Popen], folder: Path) -> None:
     """Ask until both nodes have reported; nothing tells by itself when they have."""
     deadline = time.monotonic() + 60
     while "n[1-2] idle" not in (states := subprocess.run(["sinfo", "--noheader", "--format=%N %T"], capture_output=True, text=True).stdout):
-        lost = [daemon.args[0] for daemon in daemons if daemon.poll() is not None]
+        lost = [daemon.args for daemon in daemons if daemon.poll() is not None]
         assert not lost and time.monotonic() < deadline, f"{lost} ended; {states!r}; the logs are in {folder}"
         time.sleep(0.2)

@@ -28,20 +28,30 @@ def as_nobody(command: list[str], *reach: str | Path, home: Path | None = None) 
     """
     if os.geteuid() != 0:
         return list(command)
+    home = home or _own_folder() / "home"
+    home.mkdir(mode=0o700, exist_ok=True)
+    give_to_nobody(home)
+    switch = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "env", f"HOME={home}", *command]
+    return in_view(switch, home, *reach)
+
+
+def in_view(command: list[str], *reach: str | Path) -> list[str]:
+    """The command line that runs a command, still as root, where nobody can reach what as_nobody speaks of."""
+    needed, stage = _needed(*reach), _own_folder() / "stage"
+    stage.mkdir()
+    views = [line for folder in _closed(needed) for line in _view(folder, needed, stage)]
+    if not views:
+        return command
+    script = "\n".join(["set -e", *views, 'cd "$PWD"', 'exec "$@"'])
+    return ["unshare", "--mount", "sh", "-c", script, "sh", *command]
+
+
+def _own_folder() -> Path:
+    """A new one that nobody may enter, and that goes when this process ends."""
     own = Path(tempfile.mkdtemp(prefix="nobody-"))
     own.chmod(0o755)
     atexit.register(shutil.rmtree, own, ignore_errors=True)
-    home, stage = home or own / "home", own / "stage"
-    home.mkdir(mode=0o700, exist_ok=True)
-    stage.mkdir()
-    give_to_nobody(home)
-    needed = _needed(home, *reach)
-    switch = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "env", f"HOME={home}", *command]
-    views = [line for folder in _closed(needed) for line in _view(folder, needed, stage)]
-    if not views:
-        return switch
-    script = "\n".join(["set -e", *views, 'cd "$PWD"', 'exec "$@"'])
-    return ["unshare", "--mount", "sh", "-c", script, "sh", *switch]
+    return own
 
 
 def give_to_nobody(path: Path) -> Path:

@@ -91,6 +91,8 @@ class Box:
                 self.told.records.append(record)
         elif kind == b"E":
             self.told.ending = _object(text) or {}
+            if failed := self.told.ending.get("failed"):
+                raise BoxFailed(str(failed))
         return kind == b"E"
 
     def _why(self) -> str:

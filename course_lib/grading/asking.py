@@ -8,8 +8,8 @@ import difflib
 import functools
 import linecache
 import re
-from collections.abc import Callable, Mapping
-from types import FunctionType
+from collections.abc import Callable, Generator, Iterator, Mapping
+from types import FunctionType, GeneratorType
 
 import numpy as np
 
@@ -110,8 +110,8 @@ def _missing(name: str, names: Mapping[str, object]) -> str:
 
 
 def _watched(value: object, look: Callable[[], None]) -> object:
-    """A function that comes back without an answer counts as blank."""
-    if not isinstance(value, FunctionType):
+    """A function, or an object that the learner made callable; one that comes back without an answer is blank."""
+    if not isinstance(value, FunctionType) and (isinstance(value, type) or type(value).__module__ != "__main__" or not callable(value)):
         return value
 
     @functools.wraps(value)
@@ -119,10 +119,16 @@ def _watched(value: object, look: Callable[[], None]) -> object:
         result = value(*args, **kwargs)
         look()
         if result is None or result is ...:
-            raise NotImplementedError(f"{value.__name__} returned {result}: {WRITE_HERE}")
-        return result
+            raise NotImplementedError(f"{answered.__name__} returned {result}: {WRITE_HERE}")
+        return _watched_steps(result, look) if isinstance(result, GeneratorType) else result
 
     return answered
+
+
+def _watched_steps(steps: Generator, look: Callable[[], None]) -> Iterator:
+    for step in steps:
+        look()
+        yield step
 
 
 def _is_blank(error: NotImplementedError, names: Mapping[str, object]) -> bool:

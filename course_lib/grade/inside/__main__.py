@@ -12,11 +12,14 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 from course_lib.grade.inside import check, namespaces
-from course_lib.grade.inside.channel import KEY_BYTES
+from course_lib.grade.inside.channel import KEY_BYTES, sealed
 
+PACKAGE = str(Path(__file__).resolve().parents[2])
 OUTPUT_KEPT_BYTES = 4000
 RECORDS_BYTES = 64 * 2**20
 GRACE_SECONDS = 10  # for a cell to take its own time limit in, before it is killed
@@ -30,7 +33,7 @@ def main() -> None:
     from course_lib.grade.inside.guard import take_snapshot
     from course_lib.grade.inside.running import run
 
-    shell, guard = _shell(), take_snapshot()
+    shell, guard = _shell(), list(take_snapshot())
     _say(told, "ready", {})
     for line in jobs:
         _serve(json.loads(line), told, lambda job, records: run(job, records, guard, shell), enclosed)
@@ -56,15 +59,18 @@ def _shell():
 
 
 def _serve(job: dict, told, run, enclosed: bool) -> None:
+    scratch = None if enclosed else tempfile.TemporaryDirectory(prefix="course-grade-", ignore_cleanup_errors=True)
     records, theirs = socket.socketpair()
     output, their_output = os.pipe()
     status, their_status = os.pipe()
     child = os.fork()
     if child == 0:
         try:
+            if scratch:
+                os.chdir(scratch.name)
             _become_first(job, (theirs.fileno(), their_output, their_status), run, enclosed)
         except BaseException as error:
-            os.write(their_status, json.dumps({"failed": f"{type(error).__name__}: {error}"[:500]}).encode())
+            os.write(their_status, json.dumps({"failed": f"{type(error).__name__}: {error}"[:500]}).encode() + b"\n")
         finally:
             os._exit(1)
     for end in (their_output, their_status):
@@ -78,6 +84,8 @@ def _serve(job: dict, told, run, enclosed: bool) -> None:
     records.close()
     for end in (output, status):
         os.close(end)
+    if scratch:
+        scratch.cleanup()
     _say(told, "E", ending)
 
 
@@ -92,22 +100,19 @@ def _become_first(job: dict, ends: tuple[int, ...], run, enclosed: bool) -> None
     if first:
         os.waitpid(first, 0)
         if not enclosed:
-            os.killpg(0, signal.SIGKILL)
+            os.killpg(0, signal.SIGKILL)  # what it started and left, as far as that stayed in its group
         os._exit(0)
     if enclosed:
         namespaces.end_with_parent()
-        namespaces.furnish(int(job["scratch_mib"] * namespaces.MIB))
-        namespaces.hide_memory(True)
+        namespaces.furnish(int(job["scratch_mib"] * namespaces.MIB), (PACKAGE, sys.prefix, sys.base_prefix))
+    namespaces.hide_memory()
     learner = os.fork()
     if learner:
-        os.write(status, json.dumps(_watch(learner, job["memory_gib"] if enclosed else None)).encode())
+        os.write(status, json.dumps(_watch(learner, job["memory_gib"] if enclosed else None)).encode() + b"\n")
         os._exit(0)
     namespaces.limit(job)
     if enclosed:
-        namespaces.hide_memory(False)
         namespaces.give_up_rights()
-    else:
-        os.chdir(job["scratch"])
     _keep_only(records, output)
     run(job, records)
     os._exit(0)
@@ -143,7 +148,7 @@ def _follow(job: dict, records: socket.socket, output: int, child: int, key: byt
     """Pass genuine records on until the submission's last process is gone; kill it when a limit is passed."""
     began = time.monotonic()
     deadlines = {"in all": began + job["seconds"], "a cell": began + job["seconds"]}
-    ending, rest, size, tail = {"limit": None, "last": None}, b"", 0, b""
+    ending, rest, size, tail, count = {"limit": None, "last": None}, b"", 0, b"", 0
     waiting = selectors.DefaultSelector()
     waiting.register(records, selectors.EVENT_READ)
     waiting.register(output, selectors.EVENT_READ)
@@ -153,7 +158,10 @@ def _follow(job: dict, records: socket.socket, output: int, child: int, key: byt
             ending["limit"] = min(deadlines, key=deadlines.get)
             os.kill(child, signal.SIGKILL)
         for ready, _ in waiting.select(max(left, 0) if ending["limit"] is None else None):
-            piece = os.read(ready.fd, 2**16)
+            try:
+                piece = os.read(ready.fd, 2**16)
+            except ConnectionResetError:  # it ended before it read its key
+                piece = b""
             if not piece:
                 waiting.unregister(ready.fileobj)
             elif ready.fd == output:
@@ -164,8 +172,9 @@ def _follow(job: dict, records: socket.socket, output: int, child: int, key: byt
             else:
                 *lines, rest = (rest + piece).split(b"\n")
                 for line in lines:
-                    if line.startswith(key):
-                        record = line[len(key) :]
+                    record = line.partition(b" ")[2]
+                    if line + b"\n" == sealed(key, count, record):
+                        count += 1
                         told.write(b"R " + record + b"\n")
                         told.flush()
                         if record.startswith(b'{"begins": '):
@@ -175,9 +184,9 @@ def _follow(job: dict, records: socket.socket, output: int, child: int, key: byt
 
 
 def _status(end: int) -> dict:
-    """What the first process said as it ended; nothing when it was killed."""
+    """How it ended, as the process that met it first tells; nothing when all were killed."""
     with os.fdopen(os.dup(end), "rb") as file:
-        return json.loads(file.read() or b"{}")
+        return json.loads(file.readline() or b"{}")
 
 
 def _say(told, kind: str, what: dict) -> None:

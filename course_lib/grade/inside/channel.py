@@ -11,6 +11,7 @@ Source: sys.addaudithook, and the table of audit events, in Python's documentati
 import _signal
 import _thread
 import gc
+import hashlib
 import json
 import os
 import signal
@@ -25,37 +26,39 @@ KEY_BYTES = 32
 LOOK_AGAIN = 10  # a look during a probe may take a tenth of its time
 # What no lesson needs, and what leads to the hook or lets frames be watched from outside.
 REFUSED = frozenset(
-    "gc.get_objects gc.get_referrers gc.get_referents sys._current_frames sys._current_exceptions sys.settrace "
+    "sys.addaudithook gc.get_objects gc.get_referrers gc.get_referents sys._current_frames sys._current_exceptions sys.settrace "
     "sys.setprofile sys.monitoring.register_callback ctypes.dlopen ctypes.dlsym ctypes.dlsym/handle ctypes.addressof "
     "ctypes.cdata ctypes.cdata/buffer ctypes.call_function ctypes.string_at ctypes.wstring_at ctypes.PyObj_FromPtr".split()
 )
 _CODE = ("__code__", "__defaults__", "__kwdefaults__", "__bases__")
 
 
-def open_channel(descriptor: int, base: FrameType, guard: tuple[Callable, Callable], questions: tuple) -> None:
+def open_channel(descriptor: int, base: FrameType, guard: list[Callable], questions: tuple) -> None:
     """Install the hook, for good.
 
     From here on `sys.audit(RECORD)` in the runner sends its local variable `record`, and `sys.audit(LOOK)`, from
     anywhere, tells when something that probes rely on has been replaced.
 
-    descriptor  a socket's; the key that begins every genuine line is read from it, so that no other frame holds it
+    descriptor  a socket's; the key that seals every line is read from it, so that no other frame holds it
     base        the runner's frame, in whose module every frame above it must lie too
-    guard       guard.take_snapshot's; what has changed goes with every record that has answers
+    guard       guard.take_snapshot's two functions, which are taken out of the list: no frame may lead to them
     questions   a record with answers comes from a frame whose `question` is one of these very objects
     """
     genuine, ours = base.f_globals, frozenset(_codes(base.f_globals))
     asks, refused, code_names, dumps, any_ = genuine["_look"].__code__, REFUSED, _CODE, json.dumps, any
-    changed, knows = guard
+    knows, changed = guard.pop(), guard.pop()
     frame_of, exit_, write, process_of, process = sys._getframe, os._exit, os.write, os.getpid, os.getpid()
     disable, enable, mask, every_signal = gc.disable, gc.enable, signal.pthread_sigmask, signal.valid_signals()
     block, restore, clock, due = signal.SIG_BLOCK, signal.SIG_SETMASK, time.perf_counter, 0.0
 
-    key = b""
+    key, count, seal = b"", 0, sealed
     while len(key) < KEY_BYTES:
         key += os.read(descriptor, KEY_BYTES - len(key))
 
     def send(record: object) -> None:
-        line = b"%b%b\n" % (key, dumps(record).encode())
+        nonlocal count
+        line = seal(key, count, dumps(record).encode())
+        count += 1
         while line:
             line = line[write(descriptor, line) :]
 
@@ -64,6 +67,7 @@ def open_channel(descriptor: int, base: FrameType, guard: tuple[Callable, Callab
         exit_(REFUSED_EXIT)
 
     threads, running, callbacks = _thread._count(), _thread._count, gc.callbacks
+    collected, tuple_ = tuple(callbacks), tuple
     handler_of = _signal.getsignal
     handlers = tuple((number, handler_of(number)) for number in every_signal)
 
@@ -73,7 +77,7 @@ def open_channel(descriptor: int, base: FrameType, guard: tuple[Callable, Callab
             return "a signal's handler"
         if running() > threads:
             return "nothing, but leaves a thread running while it is checked: join it"
-        return "the garbage collector's callbacks" if callbacks else ""
+        return "the garbage collector's callbacks" if tuple_(callbacks) != collected else ""
 
     def look() -> None:
         nonlocal due
@@ -122,24 +126,13 @@ def open_channel(descriptor: int, base: FrameType, guard: tuple[Callable, Callab
             react(event)
         elif event == "object.__setattr__" and arguments[1] in code_names and knows(arguments[0]):
             react(f"the code of {arguments[0].__name__}")
-        elif event == "open" and is_memory(*arguments):
-            react("the memory of a process")
 
-    stat, system, writing, text = os.stat, os.stat("/proc").st_dev, os.O_WRONLY | os.O_RDWR, (str, bytes)
-
-    def is_memory(path: object, mode: object, flags: int) -> bool:
-        """Whether a process' memory is opened, or a file under /proc for writing, but for what resets a memory's peak."""
-        if type_(path) not in text or path in resets:
-            return False
-        if not flags & writing:
-            return path[-4:] in memories or path in memories
-        try:
-            return stat(path).st_dev == system
-        except OSError:  # not there yet, or relative to an open folder
-            return path in memories
-
-    type_, resets, memories = type, ("/proc/self/clear_refs",), ("mem", b"mem", "/mem", b"/mem")
     sys.addaudithook(hook)
+
+
+def sealed(key: bytes, count: int, record: bytes, seal: Callable = hashlib.blake2b) -> bytes:
+    """The line of a genuine record: only who has the key can make it, and only once at its place in the order."""
+    return b"%b %b\n" % (seal(b"%d " % count + record, key=key, digest_size=16).hexdigest().encode(), record)
 
 
 def _codes(module: dict[str, object]) -> list[CodeType]:

@@ -15,7 +15,7 @@ import resource
 import signal
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 SCRATCH = "/scratch"
 GIB, MIB = 2**30, 2**20
@@ -62,18 +62,26 @@ def end_with_parent() -> None:
     _call("prctl", _SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 
-def furnish(scratch_bytes: int) -> None:
+def furnish(scratch_bytes: int, kept: Iterable[str] = ()) -> None:
     """In the first process: its own /proc, loopback, and one bounded scratch folder behind all that can be written.
 
     Nothing in the scratch folder can be executed or loaded as a library.
+
+    kept  folders that stay where they are, also where that is below /tmp
     """
     quiet = _NO_SUID | _NO_DEVICES | _NO_EXEC
     _mount(None, "/", None, _RECURSIVE | _PRIVATE)
     _mount("proc", "/proc", "proc", quiet)
     _mount("tmpfs", SCRATCH, "tmpfs", quiet, f"size={scratch_bytes},mode=700")
-    for name, place in ((".tmp", "/tmp"), (".shm", "/dev/shm")):
+    covered = {".tmp": "/tmp", ".shm": "/dev/shm"}
+    held = {path: os.open(path, os.O_PATH) for path in kept if path.startswith(tuple(f"{place}/" for place in covered.values()))}
+    for name, place in covered.items():
         os.mkdir(f"{SCRATCH}/{name}")
         _mount(f"{SCRATCH}/{name}", place, None, _BIND)
+    for path, folder in held.items():
+        os.makedirs(path, exist_ok=True)
+        _mount(f"/proc/self/fd/{folder}", path, None, _BIND | _RECURSIVE)
+        os.close(folder)
     _loopback_up()
     os.chdir(SCRATCH)
 
@@ -103,9 +111,9 @@ def limit(limits: Mapping[str, float]) -> None:
         resource.setrlimit(kind, (value, value))
 
 
-def hide_memory(hidden: bool) -> None:
-    """Whether other processes of this user are kept from this one's memory and files under /proc."""
-    _call("prctl", _SET_DUMPABLE, 0 if hidden else 1, 0, 0, 0)
+def hide_memory() -> None:
+    """Keep every other process of this user from this one's memory, under /proc and by ptrace; a fork inherits it."""
+    _call("prctl", _SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def resident_bytes() -> int:

@@ -25,7 +25,7 @@ def questions_of(job: dict) -> tuple[tuple, ...]:
     )
 
 
-def run(job: dict, descriptor: int, guard: tuple, shell) -> None:
+def run(job: dict, descriptor: int, guard: list, shell) -> None:
     """Run every cell that is not to be skipped.
 
     job  "cells": source or None each, in order; "answering": per question the places of its answering cells;
