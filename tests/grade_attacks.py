@@ -818,7 +818,11 @@ for module in (course_lib, numpy):
         except OSError:
             pass
 for words in ("mount -o remount,rw /", "mount --bind /tmp /usr", "umount /proc", "chroot / true"):
-    if subprocess.run(words.split(), capture_output=True).returncode == 0 and "chroot" not in words:
+    try:
+        done = subprocess.run(words.split(), capture_output=True)
+    except OSError:  # there is no such program
+        continue
+    if done.returncode == 0:
         print("FOUND", words)
 print("LOOKED")
 """, prints="LOOKED"),
@@ -852,7 +856,7 @@ print(errors, "LOOKED")
 # Time.
 
 TIME = (
-    keeps_two("loops", "time", "while True:\n    pass", says="ran for more than"),
+    keeps_two("loops", "time", "while True:\n    pass", prints="TimeUp"),
     keeps_two("ignores_interrupts", "time", """
 while True:
     try:
@@ -880,7 +884,7 @@ class Endless:
         while True:
             pass
 Endless()
-""", says="ran for more than"),
+""", prints="TimeUp"),
     keeps_two("never_ends_its_errors_text", "time", """
 class Endless(Exception):
     def __str__(self):
@@ -918,14 +922,14 @@ MEMORY = (
 import os, time
 for _ in range(8):
     if os.fork() == 0:
-        held = bytearray(b"x") * (900 * 2**20)
+        held = b"x" * (900 * 2**20)
         time.sleep(60)
         os._exit(0)
 time.sleep(60)
 """, says="of memory"),
     answers_q1("answers_with_long_texts", "memory", "['x' * 2**22] * replicas", says="not right|MiB"),
     answers_q1("answers_with_a_million_keys", "memory", "dict.fromkeys(range(1_000_000))", says="MiB"),
-    answers_q1("answers_with_huge_arrays", "memory", "[np.zeros(2**22)] * replicas", before="import numpy as np", says="MiB"),
+    answers_q1("answers_with_huge_arrays", "memory", "[np.zeros(2**20)] * replicas", before="import numpy as np", says="MiB"),
     answers_q1("answers_nested_deep", "memory", "[nested]", before="nested = []\nfor _ in range(100_000):\n    nested = [nested]", says="q1"),
     answers_q1("answers_nested_a_little_too_deep", "memory", "[nested]", before="nested = []\nfor _ in range(300):\n    nested = [nested]", says="q1"),
 )  # fmt: skip
@@ -1056,8 +1060,9 @@ print("</pre><script>alert(1)</script><img src=x onerror=alert(1)>", "=cmd|' /C 
 """),
     keeps_two("closes_every_descriptor", "output", "import os\nos.closerange(0, 100)", says="q1|cell 2"),
     keeps_two("closes_its_output", "output", "import os, sys\nsys.stdout.close()\nsys.stderr.close()\nos.close(1)\nos.close(2)"),
-    keeps_two("replaces_its_output", "output", "import sys\nsys.stdout = sys.stderr = sys.__stdout__ = None"),
-    keeps_two("prints_in_threads", "output", """
+    keeps_two("replaces_its_output", "output", "import io, sys\nsys.stdout = sys.stderr = io.StringIO()\nsys.stdout.close()"),
+    keeps_q1("has_no_output", "output", "import sys\nsys.stdout = sys.stderr = sys.__stdout__ = None", honest("q2")),
+    keeps_q1("prints_in_threads", "output", """
 import threading
 def talk():
     while True:
@@ -1065,7 +1070,7 @@ def talk():
 threads = [threading.Thread(target=talk, daemon=True) for _ in range(3)]
 for thread in threads:
     thread.start()
-"""),
+""", honest("q2"), says="leaves a thread running"),
     keeps_two("raises_markup", "output", "raise ValueError('<script>alert(1)</script>\\x1b[31m \\x00 =1+1')"),
 )  # fmt: skip
 
@@ -1163,7 +1168,7 @@ def answer(*ignored, **more):
     answers_q1("answers_a_large_number", "answers", "[10**4000] * replicas", says="q1"),
     answers_q1("answers_a_negative_number", "answers", "[global_batch + replicas - 1] + [-1] * (replicas - 1)", says="q1"),
     answers_q1("answers_bools", "answers", "[True] * replicas", says="one whole number per replica"),
-    answers_q1("answers_floats", "answers", f"[float(size) for size in {SIZES}]", says="fractions"),
+    answers_q1("answers_floats", "answers", f"[float(size) for size in {SIZES}]", says="one whole number per replica"),
     answers_q1("answers_ragged", "answers", "[[1], [2, [3]]] * replicas", says="q1"),
     answers_q1("answers_markup", "answers", "['<script>alert(1)</script>'] * replicas", says="q1"),
     answers_q1("answers_complex", "answers", "[1j] * replicas", says="q1"),
@@ -1280,7 +1285,7 @@ FAIR = (
         right=("q2", "q3", "q4"), says="was it renamed",
     ),
     fair("with_every_cell_twice", *(cell for cell in solved() for _ in range(2)), says="is answered in several cells"),
-    fair("in_reverse_order", SET_UP, *solved()[:0:-1]),
+    fair("in_reverse_order", SET_UP, "import tensorflow as tf", *solved()[:0:-1]),
     fair("with_its_tags_stripped", *_without_tags(solved()), says="no cell is tagged q1"),
     fair("saved_by_colab", *_as_colab_saves(solved())),
     fair("with_an_error_in_an_early_cell", *with_before("q1", "1 / 0"), right=ALL),
@@ -1317,7 +1322,7 @@ print("prints")
     fair("with_async_cells", *with_before("q2", "import asyncio\nawait asyncio.sleep(0)", "async def f():\n    return 1\nawait f()")),
     fair("with_a_progress_bar", *with_before("q2", "import sys, time\nfor part in range(5):\n    sys.stdout.write(f'\\r{part}')\nfrom IPython.display import clear_output, display, HTML\nclear_output()\ndisplay(HTML('<b>x</b>'))")),
     fair("with_its_own_helper_functions", SET_UP, "def split(n, k):\n    return [n // k + (i < n % k) for i in range(k)]\nshard_sizes = split", "steps_per_epoch = lambda examples, global_batch, drop_remainder: examples // global_batch if drop_remainder else -(-examples // global_batch)", right=("q1", "q2")),
-    fair("with_a_name_that_hides_a_built_in", *with_before("q1", "list = [1]\nsum = max = 3\nmap = {}\nany = None")),
+    fair("with_a_name_that_hides_a_built_in", *with_before("q1", "sum = max = 3\nmap = {}\nany = input = None\nid = 'mine'")),
     fair("with_the_random_state_set", *with_before("q1", "import random, numpy as np, tensorflow as tf\nrandom.seed(0)\nnp.random.seed(0)\ntf.random.set_seed(0)\nnp.set_printoptions(precision=2)\nnp.seterr(all='raise')")),
     fair("with_another_folder", *with_before("q1", "import os, tempfile\nos.makedirs('work/deep')\nos.chdir('work/deep')\nopen('note.txt', 'w').write('x')\nos.chdir(tempfile.mkdtemp())")),
     fair("with_matplotlib", *with_before("q2", "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()")),

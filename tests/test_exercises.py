@@ -1,9 +1,15 @@
-"""Every exercise of the bank: solution, blank, mistakes, seeds, generated files."""
+"""Every exercise of the bank: solution, blank, mistakes, seeds, generated files.
+
+`SEEDS=20 python -m pytest tests/test_exercises.py` tries the quick questions on 20 seeds.
+"""
 
 import linecache
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import recorded_mistakes
 
@@ -15,7 +21,7 @@ from course_lib.grading.judging import judge, same
 pytest.importorskip("tensorflow")
 
 ROOT = Path(__file__).parents[1]
-SEEDS = (0, 1, 2, 3)
+SEEDS = tuple(range(int(os.environ.get("SEEDS", 4))))
 SEEDS_OF_LONG = SEEDS[:2]  # of solutions; a mistake that takes long runs on one
 EXERCISES = tuple(bank.MODULES)
 QUESTIONS = [(exercise, question) for exercise in EXERCISES for question in bank.questions(exercise)]
@@ -45,6 +51,8 @@ def cases(rows, seeds=False) -> list:
 every_question = pytest.mark.parametrize("exercise, question", QUESTIONS, ids=[named(*one) for one in QUESTIONS])
 each_question = pytest.mark.parametrize("exercise, question", cases(QUESTIONS))
 each_mistake_and_seed = pytest.mark.parametrize("exercise, question, mistake, seed", cases(RUN, seeds=True))
+QUICK = [row for row in MISTAKES if not row[1].takes_long]
+each_mistake = pytest.mark.parametrize("exercise, question, mistake", QUICK, ids=[named(*row) for row in QUICK])
 each_recorded_mistake = pytest.mark.parametrize("exercise, question, mistake", LONG, ids=[named(*row) for row in LONG])
 
 
@@ -133,6 +141,28 @@ def test_blank_fails_as_blank(exercise, question, blank):
 def test_mistake_fails_and_is_recognised_as_itself(exercise, question, mistake, seed):
     answers = ask(question.probe, question.asks_for, question.stand_ins(mistake), seed)
     assert_recognised(question, mistake, answers, seed)
+
+
+@each_mistake
+def test_a_verdict_shows_no_number_of_the_right_answer(exercise, question, mistake, solved):
+    """What a verdict says to a wrong answer comes from that answer, the inputs and the stated goals."""
+    right, wrong = (ask(question.probe, question.asks_for, names, 0) for names in (solved(exercise), question.stand_ins(mistake)))
+    said = {token.rstrip(".,") for token in re.findall(r"\d[\d.,e+-]*", judge(question, wrong, 0).message)}
+    assert not said & (set(long_numbers(right)) - set(long_numbers(wrong)))
+
+
+def long_numbers(value) -> Iterator[str]:
+    """Every number of some plain values with four digits or more, as a verdict may write it."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from long_numbers(item)
+    elif isinstance(value, np.ndarray):
+        yield from long_numbers(value.ravel()[:1000].tolist())
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        forms = {repr(value), f"{value:g}", f"{value:,}", f"{value:.4g}", f"{value:,.0f}"}
+        yield from (form.lstrip("-") for form in forms if sum(map(str.isdigit, form)) >= 4)
 
 
 @each_recorded_mistake

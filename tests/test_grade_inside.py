@@ -137,7 +137,18 @@ def lines_of(said: str) -> list[dict]:
 def test_records_leave_with_the_key():
     steps = '(tell, {"begins": 3}), (_look, QUESTION), (cell, "import numpy; numpy.allclose = 1"), (_look, QUESTION)'
     first, second, third = lines_of(tried(f"{RUNNER}\nbegin({steps})\nprint(told())"))
-    assert first == {"begins": 3} and second == {"answers": "[]", "changed": ""} and third["changed"] == "numpy.allclose"
+    assert first == {"begins": 3} and second == {"answers": "[]", "changed": "", "threads": 0} and third["changed"] == "numpy.allclose"
+
+
+def test_only_lines_with_their_seal_count_and_only_once():
+    first, second, forged = channel.sealed(KEY, 0, b"{}"), channel.sealed(KEY, 1, b"[]"), channel.sealed(b"another", 0, b"{}")
+    for stream in (first + second, forged + b"garbage\n\n" + first + first + forged + second + second, b"\n" + first + second[:-1] + b"\n"):
+        for size in (1, 7, len(stream)):
+            reader = channel.Unsealed(KEY)
+            pieces = [stream[start : start + size] for start in range(0, len(stream), size)]
+            assert [record for piece in pieces for record in reader.take(piece)] == [b"{}", b"[]"]
+            assert reader.size == len(stream)
+    assert channel.Unsealed(KEY).take(second + first) == [b"{}"]
 
 
 @pytest.mark.parametrize(
@@ -145,13 +156,18 @@ def test_records_leave_with_the_key():
     [
         ("import signal; signal.signal(signal.SIGALRM, print)", "a signal's handler"),
         ("import gc; gc.callbacks.append(print)", "garbage collector"),
-        ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", "a thread running"),
         ("import numpy; numpy.float32 = 1", "numpy.float32"),
     ],
 )
 def test_what_could_run_beside_a_probe_is_told(code, says):
     between, after = lines_of(tried(f"{RUNNER}\nbegin((cell, {code!r}), (sys.audit, 'course.look'), (_look, QUESTION))\nprint(told(), flush=True)\nos._exit(0)"))
     assert says in between["changed"] and says in after["changed"]
+
+
+def test_threads_of_the_notebook_are_counted():
+    leaves = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    (told,) = lines_of(tried(f"{RUNNER}\nbegin((cell, {leaves!r}), (_look, QUESTION))\nprint(told(), flush=True)\nos._exit(0)"))
+    assert told["threads"] == 1 and told["changed"] == ""
 
 
 @pytest.mark.parametrize(
@@ -230,4 +246,4 @@ def test_an_honest_cell_may_do_what_lessons_do():
     begin((honest,), (_look, QUESTION))
     print(told())
     """
-    assert lines_of(tried(RUNNER + textwrap.dedent(code)).splitlines()[0]) == [{"answers": "[]", "changed": ""}]
+    assert lines_of(tried(RUNNER + textwrap.dedent(code)).splitlines()[0]) == [{"answers": "[]", "changed": "", "threads": 0}]

@@ -117,6 +117,11 @@ def test_a_replacement_seen_during_a_probe_counts_against_that_probe_alone():
     assert "tensorflow.Tensor.device" in result.verdicts[0].problem
 
 
+def test_threads_beside_a_check_are_for_the_examiner_and_cost_nothing():
+    result, _ = graded([([answers(right(SEEDS["q1"]), threads=2), END], ENDED)])
+    assert result.points == 1 and "q1 was checked while threads" in result.review[0]
+
+
 def steps(examples: int, batch: int, drop_remainder: bool) -> int:
     return examples // batch if drop_remainder else -(-examples // batch)
 
@@ -126,7 +131,7 @@ def steps(examples: int, batch: int, drop_remainder: bool) -> int:
     [
         ([], {"limit": "a cell", "last": 1}, "cell 2 ran for more than 7 s, did not let itself be interrupted"),
         ([], {"limit": "in all", "last": "q1"}, "more than 70 s, and was killed in the check of q1"),
-        ([], {"limit": "answers", "last": 1}, "cell 2 told more than can be taken"),
+        ([], {"limit": "records", "last": 1}, "cell 2 sent more than can be taken"),
         ([], {"limit": None, "last": 1, "memory": True}, "cell 2 took more than 3 GiB"),
         ([], {"limit": None, "last": 1, "exit": 0}, "cell 2 ended the notebook's process (exit code 0)"),
         ([], {"limit": None, "last": 1, "exit": -11}, "cell 2 ended the notebook's process (signal 11)"),

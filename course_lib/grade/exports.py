@@ -29,7 +29,7 @@ from course_lib.errors import CourseError
 from course_lib.grade.page import plain_block, plain_line
 from course_lib.grade.results import Result, write_whole
 from course_lib.grade.sheet import as_csv
-from course_lib.grade.submissions import safe_name
+from course_lib.grade.whose import safe_name
 from course_lib.grading.verdict import Verdict
 
 _NAME_AND_ID = re.compile(r"(.*\S)\s*\((\d{1,18})\)\s*")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from course_lib.grade.page import block, bullets, page, shown, state
 from course_lib.grade.results import Result, write_whole
-from course_lib.grade.submissions import safe_name
+from course_lib.grade.whose import safe_name
 from course_lib.grading.verdict import TargetResult, Verdict
 
 FOLDER = "feedback"

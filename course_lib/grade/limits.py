@@ -18,6 +18,6 @@ class Limits:
     cell_seconds: float = 300
     seconds: float = 1500
     memory_gib: float = 6
-    processes: int = 1024
+    processes: int = 4096
     scratch_mib: float = 512
     file_mib: float = 256

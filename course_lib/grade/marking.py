@@ -60,7 +60,7 @@ def grading(submission: Submission, secret: bytes, limits: Limits, graded_by: st
         seeds=seeds,
         verdicts=marks.verdicts(cells, endings),
         notes=(*submission.notes, *endings),
-        review=suspicious(cells),
+        review=(*dict.fromkeys(marks.review), *suspicious(cells)),
         output=told.ending.get("output", ""),
     )
 
@@ -95,6 +95,7 @@ class _Marks:
         self._questions, self._seeds = {question.name: question for question in questions}, seeds
         self._verdicts: dict[str, Verdict] = {}
         self._errors: dict[int, str] = {}
+        self.review: list[str] = []
         self.is_whole = False
 
     @property
@@ -122,6 +123,8 @@ class _Marks:
             return
         if (known := self._verdicts.get(question.name)) and known.right:
             return
+        if record.get("threads"):
+            self.review.append(f"{question.name} was checked while threads of the notebook ran")
         self._verdicts[question.name] = self._verdict(question, record["answers"], changed)
 
     def _verdict(self, question: Question, packed: object, changed: object) -> Verdict:
@@ -167,7 +170,7 @@ def _ended_by(told: Told, limits: Limits) -> str:
     if ending.get("limit") == "in all":
         return f"the notebook ran for more than {limits.seconds:g} s, and was killed in {place}"
     if ending.get("limit"):
-        return f"{place} told more than can be taken, and was killed"
+        return f"{place} sent more than can be taken, and was killed"
     if ending.get("memory"):
         return f"{place} took more than {limits.memory_gib:g} GiB of memory, and was killed"
     code = ending.get("exit")

@@ -7,6 +7,7 @@ goes out as lines: "R " and a record, then "E " and how it ended. Here alone the
 import importlib
 import json
 import os
+import pkgutil
 import secrets
 import selectors
 import signal
@@ -17,7 +18,7 @@ import time
 from pathlib import Path
 
 from course_lib.grade.inside import check, namespaces
-from course_lib.grade.inside.channel import KEY_BYTES, sealed
+from course_lib.grade.inside.channel import KEY_BYTES, Unsealed
 
 PACKAGE = str(Path(__file__).resolve().parents[2])
 OUTPUT_KEPT_BYTES = 4000
@@ -43,8 +44,12 @@ def _warm(backend: str) -> None:
     """Import what submissions import, once, and start nothing: a fork keeps one thread."""
     sys.modules["course_lib.grading.exercise"] = check
     names = ["numpy", "keras", "course_lib.data", "course_lib.models", "course_lib.show", "course_lib.training"]
-    for name in [backend, *names, "course_lib.cluster", "course_lib.grading"]:
+    for name in [backend, *names, "course_lib.cluster", "course_lib.grading.probes"]:
         importlib.import_module(name)
+    probes = sys.modules["course_lib.grading.probes"]
+    for module in pkgutil.iter_modules(probes.__path__, f"{probes.__name__}."):  # so that the guard knows them
+        importlib.import_module(module.name)
+    sys.modules[f"{probes.__name__}.state"].trust_loaded_classes()
 
 
 def _shell():
@@ -92,18 +97,17 @@ def _serve(job: dict, told, run, enclosed: bool) -> None:
 def _become_first(job: dict, ends: tuple[int, ...], run, enclosed: bool) -> None:
     """Enclose this process' next child, and wait for it; that one is the first of its world, and all ends with it."""
     records, output, status = ends
+    os.setsid()
     if enclosed:
         namespaces.enter_new()
-    else:
-        os.setsid()
     first = os.fork()
     if first:
         os.waitpid(first, 0)
         if not enclosed:
             os.killpg(0, signal.SIGKILL)  # what it started and left, as far as that stayed in its group
         os._exit(0)
+    namespaces.end_with_parent()
     if enclosed:
-        namespaces.end_with_parent()
         namespaces.furnish(int(job["scratch_mib"] * namespaces.MIB), (PACKAGE, sys.prefix, sys.base_prefix))
     namespaces.hide_memory()
     learner = os.fork()
@@ -135,7 +139,7 @@ def _watch(learner: int, memory_gib: float | None) -> dict:
         while (ended := _ended())[0]:
             if ended[0] == learner:
                 return {"exit": os.waitstatus_to_exitcode(ended[1])}
-        if memory_gib and namespaces.resident_bytes() > memory_gib * namespaces.GIB:
+        if memory_gib and namespaces.own_bytes() > memory_gib * namespaces.GIB:
             return {"memory": True}
         signal.sigtimedwait(signals, WATCH_SECONDS)
 
@@ -148,39 +152,41 @@ def _follow(job: dict, records: socket.socket, output: int, child: int, key: byt
     """Pass genuine records on until the submission's last process is gone; kill it when a limit is passed."""
     began = time.monotonic()
     deadlines = {"in all": began + job["seconds"], "a cell": began + job["seconds"]}
-    ending, rest, size, tail, count = {"limit": None, "last": None}, b"", 0, b"", 0
-    waiting = selectors.DefaultSelector()
-    waiting.register(records, selectors.EVENT_READ)
-    waiting.register(output, selectors.EVENT_READ)
-    while waiting.get_map():
-        left = min(deadlines.values()) - time.monotonic()
-        if left <= 0 and ending["limit"] is None:
-            ending["limit"] = min(deadlines, key=deadlines.get)
-            os.kill(child, signal.SIGKILL)
-        for ready, _ in waiting.select(max(left, 0) if ending["limit"] is None else None):
-            try:
-                piece = os.read(ready.fd, 2**16)
-            except ConnectionResetError:  # it ended before it read its key
-                piece = b""
-            if not piece:
-                waiting.unregister(ready.fileobj)
-            elif ready.fd == output:
-                tail = (tail + piece)[-OUTPUT_KEPT_BYTES:]
-            elif (size := size + len(piece)) > RECORDS_BYTES:
-                ending["limit"] = ending["limit"] or "answers"
-                os.kill(child, signal.SIGKILL)
-            else:
-                *lines, rest = (rest + piece).split(b"\n")
-                for line in lines:
-                    record = line.partition(b" ")[2]
-                    if line + b"\n" == sealed(key, count, record):
-                        count += 1
-                        told.write(b"R " + record + b"\n")
-                        told.flush()
-                        if record.startswith(b'{"begins": '):
-                            ending["last"] = json.loads(record)["begins"]
-                            deadlines["a cell"] = time.monotonic() + job["cell_seconds"] + GRACE_SECONDS
+    ending, genuine, tail = {"limit": None, "last": None}, Unsealed(key), b""
+    with selectors.DefaultSelector() as waiting:
+        for end in (records, output):
+            waiting.register(end, selectors.EVENT_READ)
+        while waiting.get_map():
+            limit, left = ending["limit"], min(deadlines.values()) - time.monotonic()
+            if not limit and (left <= 0 or genuine.size > RECORDS_BYTES):
+                limit = ending["limit"] = "records" if left > 0 else min(deadlines, key=deadlines.get)
+                os.killpg(child, signal.SIGKILL)
+            for ready, _ in waiting.select(None if limit else left):
+                piece = _read(ready.fd)
+                if not piece:
+                    waiting.unregister(ready.fileobj)
+                elif ready.fd == output:
+                    tail = (tail + piece)[-OUTPUT_KEPT_BYTES:]
+                elif not limit:
+                    for record in genuine.take(piece):
+                        _pass_on(record, ending, deadlines, job, told)
     return {**ending, "output": tail.decode("utf-8", "replace")}
+
+
+def _pass_on(record: bytes, ending: dict, deadlines: dict, job: dict, told) -> None:
+    """Tell a record outside; one that says what begins starts its time."""
+    told.write(b"R " + record + b"\n")
+    told.flush()
+    if record.startswith(b'{"begins": '):
+        ending["last"] = json.loads(record)["begins"]
+        deadlines["a cell"] = time.monotonic() + job["cell_seconds"] + GRACE_SECONDS
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 2**16)
+    except ConnectionResetError:  # it ended before it read its key
+        return b""
 
 
 def _status(end: int) -> dict:

@@ -7,6 +7,7 @@ process of each.
 Source: namespaces(7), user_namespaces(7), seccomp(2), linux/seccomp.h, linux/filter.h.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -116,17 +117,24 @@ def hide_memory() -> None:
     _call("prctl", _SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def resident_bytes() -> int:
-    """Memory that all processes of this namespace hold for themselves, without what they share."""
+def own_bytes() -> int:
+    """Memory that all processes of this namespace hold, beyond what they share and what forks of this one began with."""
     total, page = 0, resource.getpagesize()
+    begun_with, call = _private_pages("self"), _read("self", "cmdline")
     for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{name}/statm") as file:
-                _, resident, shared, *_ = file.read().split()
-        except OSError:
-            continue  # it has just ended
-        total += (int(resident) - int(shared)) * page
+        with contextlib.suppress(OSError, ValueError):  # it has just ended
+            total += max(0, _private_pages(name) - begun_with * (_read(name, "cmdline") == call)) * page
     return total
+
+
+def _private_pages(process: str) -> int:
+    _, resident, shared, *_ = _read(process, "statm").split()
+    return int(resident) - int(shared)
+
+
+def _read(process: str, name: str) -> str:
+    with open(f"/proc/{process}/{name}") as file:
+        return file.read()
 
 
 def _call(name: str, *arguments) -> None:

@@ -130,11 +130,13 @@ def _line_of(error: BaseException) -> str:
 
 
 def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
+    """Let out what a cell printed, and give the next one its streams back."""
+    for name in ("stdout", "stderr"):
         try:
-            stream.flush()
+            getattr(sys, name).flush()
         except Exception:  # closed or replaced by the cell
-            continue
+            pass
+        setattr(sys, name, getattr(sys, f"__{name}__"))
 
 
 def _time_is_up(number: int, frame: object) -> None:

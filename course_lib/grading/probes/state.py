@@ -1,15 +1,31 @@
 """Read distributed state as plain values. TensorFlow is needed only to list devices."""
 
 import sys
+from types import ModuleType
 
 import numpy as np
 
 FRAMEWORKS = ("tensorflow", "keras", "jax", "jaxlib")
 
 
+_loaded: frozenset[type] | None = None
+
+
+def trust_loaded_classes() -> None:
+    """Take for genuine what is loaded now and nothing else; a sandbox calls it before any learner code runs.
+
+    Without it, a class that the learner puts into a framework's module counts as the framework's.
+    """
+    global _loaded
+    modules = [one for name, one in sys.modules.items() if name.partition(".")[0] in FRAMEWORKS and isinstance(one, ModuleType)]
+    _loaded = frozenset(one for module in modules for one in vars(module).values() if isinstance(one, type))
+
+
 def genuine(value: object) -> bool:
     """Whether a value is of a framework's own class, and not of a learner's that looks like one or is derived from it."""
     kind = type(value)
+    if _loaded is not None and kind not in _loaded:
+        return False
     module, name = kind.__module__, kind.__qualname__
     ours = isinstance(module, str) and module.partition(".")[0] in FRAMEWORKS
     return ours and getattr(sys.modules.get(module), name, None) is kind
