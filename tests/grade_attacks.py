@@ -1,4 +1,4 @@
-"""Hostile, broken and odd submissions of exercise 00, and what each must score. Needs nothing; starts nothing.
+"""Hostile, broken and odd submissions of exercise 00, and what each must score. Needs the notebooks; starts nothing.
 
 Each is small, stays on loopback, and would do no harm to the machine if the
 sandbox let it through. Words that attacks print: LOOKED when one came to its
@@ -445,7 +445,7 @@ import builtins
 real = builtins.getattr
 builtins.getattr = lambda value, name, *default: "/device:CPU:1" if name == "device" else real(value, name, *default)
 builtins.isinstance = lambda *ignored: True
-""", says="builtins"),
+""", says="ended the notebook's process|builtins"),
     patches("hides_a_built_in", GRADER + f"""
 placed = {LOOKS_PLACED}
 class Text(str):
@@ -1062,7 +1062,7 @@ print("</pre><script>alert(1)</script><img src=x onerror=alert(1)>", "=cmd|' /C 
     keeps_two("closes_its_output", "output", "import os, sys\nsys.stdout.close()\nsys.stderr.close()\nos.close(1)\nos.close(2)"),
     keeps_two("replaces_its_output", "output", "import io, sys\nsys.stdout = sys.stderr = io.StringIO()\nsys.stdout.close()"),
     keeps_q1("has_no_output", "output", "import sys\nsys.stdout = sys.stderr = sys.__stdout__ = None", honest("q2")),
-    keeps_q1("prints_in_threads", "output", """
+    keeps_two("prints_in_threads", "output", """
 import threading
 def talk():
     while True:
@@ -1070,7 +1070,7 @@ def talk():
 threads = [threading.Thread(target=talk, daemon=True) for _ in range(3)]
 for thread in threads:
     thread.start()
-""", honest("q2"), says="leaves a thread running"),
+"""),
     keeps_two("raises_markup", "output", "raise ValueError('<script>alert(1)</script>\\x1b[31m \\x00 =1+1')"),
 )  # fmt: skip
 

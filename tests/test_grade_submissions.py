@@ -138,6 +138,34 @@ def test_notebooks_that_name_nobody_stay_apart(tmp_path):
     assert [submission.learner for submission in found] == [f"{TWO} in ana.zip", f"{TWO} in ben.zip"]
 
 
+def test_folders_that_name_nobody_stay_apart(tmp_path):
+    """A browser's copy of the exercise's folder is no learner."""
+    for name in ("ana", "ben"):
+        files = {f"{TWO} (1)/x.ipynb": notebook(), "later/x.ipynb": notebook()}
+        (tmp_path / f"{name}.zip").write_bytes(zipped(files))
+    found = find([tmp_path / "ana.zip", tmp_path / "ben.zip"])
+    assert [submission.learner for submission in found][:2] == [f"{TWO} (1) in ana.zip", f"{TWO} (1) in ben.zip"]
+
+
+def test_an_unreadable_folder_does_not_hide_the_learners_beside_it(tmp_path, monkeypatch):
+    given = tree(tmp_path, {"week3/ana/02.ipynb": notebook(), "week3/ben/02.ipynb": notebook()})
+    really = os.scandir
+
+    def scandir(path):
+        if Path(path).name == "ben":
+            raise unreadable(path)
+        return really(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert [submission.learner for submission in find([given])] == ["ana", "ben"]
+
+
+def test_an_exercises_folder_tells_of_what_is_in_zips_too(tmp_path):
+    inside = zipped({"a/y.ipynb": notebook(None)})
+    given = tree(tmp_path, {"02_data_parallelism/ana/work.zip": inside, "02_data_parallelism/ben.zip": inside})
+    assert [(submission.learner, submission.exercise) for submission in find([given])] == [("ana", TWO), ("ben", TWO)]
+
+
 JUNK = ["__MACOSX/x.ipynb", "ana/.ipynb_checkpoints/x.ipynb", "ana/._x.ipynb", ".x.ipynb", "ana/.progress.jsonl"]
 
 
@@ -519,6 +547,27 @@ REACHES = {
     "import sys\nsys.modules['numpy'] = 1": "uses sys.modules",
     "import sys\nsys.monitoring.use_tool_id(1, 'x')": "uses sys.monitoring",
     "import sys\nsys.addaudithook(print)": "uses sys.addaudithook",
+    "import sys\nsys.meta_path.insert(0, x)": "uses sys.meta_path",
+    "from importlib import reload": "imports importlib.reload",
+    "import gc\ngc.callbacks.append(f)": "uses gc.callbacks",
+    "import signal\nsignal.signal(14, f)": "uses signal.signal",
+    "from signal import setitimer as s": "imports signal.setitimer",
+    "x.__array_interface__['data'][0]": "uses __array_interface__",
+    "from numpy.lib.stride_tricks import as_strided as view": "imports as_strided",
+    "import numpy as np\nnp.lib.stride_tricks.as_strided(x, (9,))": "uses as_strided",
+    "import types\nf = types.FunctionType(c, {})": "uses FunctionType",
+    "from types import CodeType as C": "imports CodeType",
+    "from types import *\nCodeType(1)": "uses CodeType",
+    "f.f_locals['x'] = 1": "uses f_locals",
+    "x.__class__ = float": "sets __class__",
+    "class A:\n    __class__ = property(f)": "sets __class__",
+    "class A:\n    @property\n    def __class__(self): return float": "sets __class__",
+    "object.__setattr__(x, '__class__', float)": "sets __class__",
+    "type('A', (), {'__class__': property(f)})": "names __class__",
+    "get_ipython().events.register('post_run_cell', f)": "uses get_ipython.events",
+    "import IPython\nshell = IPython.get_ipython()\nshell.events": "uses get_ipython.events",
+    "shell.ast_transformers.append(x)": "uses ast_transformers",
+    "shell.input_transformers_cleanup.append(f)": "uses input_transformers_cleanup",
     "import inspect\ninspect.stack()[1]": "uses inspect.stack",
     "import os\nos.kill(1, 9)": "uses os.kill",
     "import os\nos.execv('/bin/sh', [])": "uses os.execv",
@@ -561,6 +610,8 @@ def test_reaching_for_the_grader_is_told(source, says):
         "class Mine:\n    def __init__(self): self.x = 1\nmine = Mine()\nmine.y = 2\nMine.z = 3\nsetattr(mine, 'y', 1)",
         '"""/proc/self and f_back."""\n# import ctypes',
         "from course_lib.grading.probes import ex10\nfrom course_lib.grading import Exercise, Question",
+        "x.__class__.__name__\nclass A:\n    events = 1\nA.events\nget_ipython().run_line_magic('time', '')",
+        "import signal\nimport types\nsignal.SIGTERM\ntypes.SimpleNamespace()\nx.strides",
         "import re\nexec('x = 1')\nopen('data.txt')",
         "",
     ],

@@ -21,6 +21,7 @@ from course_lib.grading.judging import judge
 from course_lib.grading.question import Question
 from course_lib.grading.verdict import Verdict
 
+MOST_ERRORS = 5  # of cells, told in the notes
 RUNS = 3  # of one notebook: the first, and two more without the cell that ended one
 
 
@@ -59,7 +60,7 @@ def grading(submission: Submission, secret: bytes, limits: Limits, graded_by: st
         result,
         seeds=seeds,
         verdicts=marks.verdicts(cells, endings),
-        notes=(*submission.notes, *endings),
+        notes=(*submission.notes, *marks.errors_beside(job["answering"]), *endings),
         review=(*dict.fromkeys(marks.review), *suspicious(cells)),
         output=told.ending.get("output", ""),
     )
@@ -138,6 +139,11 @@ class _Marks:
         if not isinstance(answers, dict):
             return _without_points(question, "was not checked: its answers have another form")
         return judge(question, answers, self._seeds[question.name])
+
+    def errors_beside(self, answering: list[list[int]]) -> list[str]:
+        """What cells raised that answer no question; those of the others stand beside their verdict."""
+        answers = {place + 1 for places in answering for place in places}
+        return [line for number, line in sorted(self._errors.items()) if number not in answers][:MOST_ERRORS]
 
     def verdicts(self, cells: list[dict], endings: list[str]) -> tuple[Verdict, ...]:
         """One per question, with what was odd about the notebook; unanswered ones say what ended the run."""

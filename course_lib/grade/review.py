@@ -5,6 +5,7 @@ marks seem odd; code that hides what it does gets none. Not for the learner.
 """
 
 import ast
+import contextlib
 import re
 import warnings
 from collections.abc import Iterator
@@ -19,14 +20,17 @@ _MODULES = (
     "pty", "socket", "subprocess", "threading", "unittest.mock",
 )  # fmt: skip
 _MEMBERS = (
-    "gc.get_objects", "gc.get_referents", "gc.get_referrers", "importlib.reload", "inspect.currentframe",
-    "inspect.getclosurevars", "inspect.stack", "inspect.trace", "os.fork", "os.forkpty", "os.kill", "os.killpg",
-    "os.popen", "os.system", "sys._current_frames", "sys._getframe", "sys.addaudithook", "sys.meta_path",
-    "sys.modules", "sys.monitoring", "sys.path_hooks", "sys.setprofile", "sys.settrace",
+    "gc.callbacks", "gc.get_objects", "gc.get_referents", "gc.get_referrers", "get_ipython.events", "importlib.reload",
+    "inspect.currentframe", "inspect.getclosurevars", "inspect.stack", "inspect.trace", "os.fork", "os.forkpty",
+    "os.kill", "os.killpg", "os.popen", "os.system", "signal.setitimer", "signal.signal", "sys._current_frames",
+    "sys._getframe", "sys.addaudithook", "sys.meta_path", "sys.modules", "sys.monitoring", "sys.path_hooks",
+    "sys.setprofile", "sys.settrace",
 )  # fmt: skip
 _ATTRIBUTES = (
-    "__builtins__", "__closure__", "__code__", "__globals__", "__subclasses__", "_questions", "ag_frame",
-    "cell_contents", "cr_frame", "f_back", "f_builtins", "f_globals", "f_locals", "gi_frame", "tb_frame",
+    "CodeType", "FunctionType", "LambdaType", "__array_interface__", "__array_struct__", "__builtins__", "__closure__",
+    "__code__", "__globals__", "__subclasses__", "_questions", "ag_frame", "as_strided", "ast_transformers",
+    "cell_contents", "cr_frame", "f_back", "f_builtins", "f_globals", "f_locals", "gi_frame",
+    "input_transformer_manager", "input_transformers_cleanup", "input_transformers_post", "tb_frame",
 )  # fmt: skip
 _TAUGHT = r"probes|Exercise|CheckFailed|Mistake|Question|Target"  # what lessons and exercises import themselves
 _REACHING = re.compile(
@@ -64,26 +68,19 @@ def suspicious(cells: list[dict]) -> tuple[str, ...]:
 
 def _in_source(source: str, names: dict[str, str]) -> list[str]:
     """What one cell does; its names of modules, and of what is in them, are added to names."""
-    magics = ""
-    try:
-        tree = _tree(source)
-    except SyntaxError:
-        magics = "\n".join(match[0] for match in _MAGIC.finditer(source))
-        try:
-            tree = _tree(_MAGIC.sub(_without_magic, source))
-        except (SyntaxError, *_TOO_ODD):
-            return _mentions(source)
-    except _TOO_ODD:
+    for text in (source, _MAGIC.sub(_without_magic, source)):
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            tree = _tree(text)
+            break
+    else:
         return _mentions(source)
+    magics = "" if text is source else "\n".join(match[0] for match in _MAGIC.finditer(source))
     nodes = sorted(ast.walk(tree), key=lambda node: getattr(node, "lineno", 0))
     for node in nodes:
         _learn(node, names)
     passed = {id(it) for node in nodes for it in _harmless(node, names)}
     found = [what for node in nodes if id(node) not in passed for what in _in_node(node, names)]
     return [*_mentions(magics), *found, *_in_encoded(nodes)]
-
-
-_TOO_ODD = (ValueError, RecursionError, MemoryError)  # what else the parser raises
 
 
 def _tree(source: str) -> ast.Module:
@@ -125,10 +122,11 @@ def _full(node: ast.AST, names: dict[str, str]) -> str:
 
 
 def _imported(node: ast.AST, names: dict[str, str]) -> str:
-    """The module that __import__ or import_module gives."""
-    if not isinstance(node, ast.Call) or not node.args or not isinstance(node.args[0], ast.Constant):
-        return ""
-    return str(node.args[0].value) if _called(node, names) in ("__import__", "importlib.import_module") else ""
+    """The module that __import__ or import_module gives; "get_ipython" for what that gives."""
+    called = _called(node, names) if isinstance(node, ast.Call) else ""
+    if called in ("__import__", "importlib.import_module") and node.args and isinstance(node.args[0], ast.Constant):
+        return str(node.args[0].value)
+    return "get_ipython" if called.endswith("get_ipython") else ""
 
 
 def _called(call: ast.Call, names: dict[str, str]) -> str:
@@ -162,15 +160,17 @@ def _in_node(node: ast.AST, names: dict[str, str]) -> Iterator[str]:
             yield from _in_call(node, names)
         case ast.Attribute():
             yield from _in_attribute(node, names)
-        case ast.Subscript(value=ast.Attribute(value=owner, attr="__dict__")) if _is_changed(node):
-            yield from _in_change(owner, "__dict__", names)
-        case ast.Subscript(value=ast.Call(func=ast.Name(id="vars"), args=[owner])) if _is_changed(node):
+        case ast.Subscript(
+            value=ast.Attribute(value=owner, attr="__dict__") | ast.Call(func=ast.Name(id="vars"), args=[owner])
+        ) if _is_changed(node):
             yield from _in_change(owner, "__dict__", names)
         case ast.Name(id=name) if name in _ATTRIBUTES:
             yield f"uses {name}"
+        case ast.Name(id="__class__", ctx=ast.Store()) | ast.FunctionDef(name="__class__"):
+            yield "sets __class__"
         case ast.Constant(value=str(text)) if _PATH.match(text):
             yield f"names the path {_ascii(text)}"
-        case ast.Constant(value=str(text)) if text in _ATTRIBUTES:
+        case ast.Constant(value=str(text)) if text in (*_ATTRIBUTES, "__class__"):
             yield f"names {text}"
 
 
@@ -179,6 +179,8 @@ def _in_import(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
     for it in node.names:
         if reaching := _REACHING.match(f"{module}{it.name}"):
             yield f"imports {reaching[1]}"
+        elif it.name in _ATTRIBUTES:
+            yield f"imports {it.name}"
 
 
 def _in_call(node: ast.Call, names: dict[str, str]) -> Iterator[str]:
@@ -189,8 +191,7 @@ def _in_call(node: ast.Call, names: dict[str, str]) -> Iterator[str]:
         name = node.args[1].value if isinstance(node.args[1], ast.Constant) else "..."
         yield from _in_change(node.args[0], str(name), names)
     elif called in ("open", "io.open", "os.open") and node.args and isinstance(node.args[0], ast.Constant):
-        path = str(node.args[0].value)
-        if path.startswith("/") and not _PATH.match(path):
+        if (path := str(node.args[0].value)).startswith("/") and not _PATH.match(path):
             yield f"opens {_ascii(path)}"
 
 
@@ -209,8 +210,9 @@ def _is_changed(node: ast.Attribute | ast.Subscript) -> bool:
 
 def _in_change(owner: ast.AST, name: str, names: dict[str, str]) -> Iterator[str]:
     """A line when the owner is imported, or the class of something, and so is everybody's."""
-    is_class = isinstance(owner, ast.Attribute) and owner.attr == "__class__"
-    if isinstance(owner, ast.Call) and _called(owner, names) == "type" or is_class:
+    if name == "__class__":
+        yield "sets __class__"
+    elif isinstance(owner, ast.Call) and _called(owner, names) == "type" or getattr(owner, "attr", "") == "__class__":
         yield f"sets {_ascii(name)} of a class that it takes from an object"
     elif (full := _full(owner, names)) and not f"{full}.".startswith(_SETTINGS):
         yield f"sets {_ascii(f'{full}.{name}')}"

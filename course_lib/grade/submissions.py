@@ -18,17 +18,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from course_lib.errors import CourseError
-from course_lib.grade.whose import Owner, ending, exercise_in, is_junk, natural, owners, parts_of, safe_name, shown, stem
-from course_lib.grading import bank
+from course_lib.grade.whose import Owner, ending, exercise_of, is_junk, natural, owners, parts_of, safe_name, shown
 from course_lib.grading.cells import exercise_name, notebook_of
 
 NOTEBOOK_BYTES = 20_000_000
 LEARNER_BYTES = 100_000_000  # expanded, so that one learner's bomb costs the others nothing
 TOTAL_BYTES = 4_000_000_000
 ZIP_ENTRIES = 20_000
-_ARCHIVES_OPEN = 16
-_MOST_NAMED = 5
-_ENTRY = b"PK\x01\x02"  # begins each entry of a zip's directory
+_ARCHIVES_OPEN, _MOST_NAMED = 16, 5
 
 
 @dataclass(frozen=True)
@@ -54,42 +51,20 @@ class Submission:
 
 @dataclass(frozen=True)
 class _Item:
-    """A notebook or zip where it was found.
+    """A notebook or zip, its path in the given one that it was found in, and what opens it."""
 
-    root   the given path it was found in; a notebook's folder if it was given itself
-    parts  its path there, folders first
-    read   gives at most so many of its bytes
-    """
-
-    root: Path
+    root: Path  # a notebook's folder if it was given itself
     parts: tuple[str, ...]
     file: str
-    read: Callable[[int], bytes]
+    open: Callable[[], io.BufferedIOBase]
     problem: str = ""
-
-    @property
-    def is_zip(self) -> bool:
-        return ending(self.parts[-1]) == ".zip"
-
-
-@dataclass(frozen=True)
-class _Read:
-    """A notebook's bytes and what they tell; of one exercise's, that of the highest rank counts."""
-
-    file: str
-    exercise: str | None
-    rank: tuple
-    content: bytes
-    problem: str
 
 
 def find(paths: list[Path]) -> list[Submission]:
-    """Every submission in the folders, .zip and .ipynb files, by learner and exercise.
+    """Every submission in the folders, .zip and .ipynb files, by learner and exercise; some have a problem.
 
-    Returns  one per learner and exercise, and one per learner for all that is of no
-             known exercise; with a problem for what cannot be read
-    Raises   CourseError, in one line, for a path that does not exist, is of another
-             kind, or holds no notebook
+    Returns  one per learner and exercise, and one per learner for all that is of no known exercise
+    Raises   CourseError, in one line, for a path that does not exist, is of another kind, or holds no notebook
     """
     learners, found, left = defaultdict(list), [], TOTAL_BYTES
     items = _items(paths)
@@ -97,29 +72,27 @@ def find(paths: list[Path]) -> list[Submission]:
         learners[owner.learner].append((item, owner))
     for learner in sorted(learners, key=lambda learner: (natural(learner), learner)):
         groups = defaultdict(list)
-        for read in _contents(learners[learner], min(left, LEARNER_BYTES)):
-            groups[read.exercise].append(read)
-        ours = [_submission(learner, groups[exercise]) for exercise in sorted(groups, key=lambda it: it or "~")]
+        for rank, read in _contents(learners[learner], min(left, LEARNER_BYTES)):
+            groups[read.exercise].append((rank, read))
+        ours = [_counting(groups[exercise]) for exercise in sorted(groups, key=lambda it: it or "~")]
         left -= sum(len(submission.content) for submission in ours)
         found += ours
     return found
 
 
-# What there is.
-
-
 def _items(paths: list[Path]) -> list[_Item]:
     """All notebooks and zips in the paths, each file once, in whatever order the paths are given."""
-    given = sorted(map(_resolved, paths), key=lambda path: (path.is_file(), len(path.parts), path))  # folders first
+    given = sorted({_resolved(path) for path in paths}, key=lambda path: (path.is_file(), len(path.parts), path))
     archive = functools.lru_cache(_ARCHIVES_OPEN)(_archive)  # a class may be a thousand zips
     found, seen = [], {path for path in given if ending(path.name) == ".zip"}
-    for path in dict.fromkeys(given):
-        if path.is_file() and path in seen:
+    for path in given:  # folders first: a file in one belongs to its learner there
+        if path.is_file() and ending(path.name) == ".zip":
             here = fresh = list(_given_zip(path, archive))
-        else:  # a file in a given folder belongs to its learner there
-            here = list(_folder_items(path)) if path.is_dir() else [_file_item(path.parent, (path.name,))]
-            fresh = [item for item in here if item.root.joinpath(*item.parts) not in seen]
-            seen |= {item.root.joinpath(*item.parts) for item in fresh}
+        else:
+            items = _folder_items(path) if path.is_dir() else [_file_item(path.parent, (path.name,))]
+            here = {item.root.joinpath(*item.parts): item for item in items}
+            fresh = [item for place, item in here.items() if place not in seen]
+            seen |= here.keys()
         if not here:
             raise CourseError(f"there is no notebook in {shown(str(path))}: give the folder or zip of the submissions")
         found += fresh
@@ -143,14 +116,13 @@ def _folder_items(root: Path) -> Iterator[_Item]:
     while folders:
         parts = folders.pop()
         try:
-            with os.scandir(root.joinpath(*parts)) as entries:
-                entries = sorted((it for it in entries if not is_junk(it.name)), key=lambda entry: entry.name)
+            entries = [entry for entry in os.scandir(root.joinpath(*parts)) if not is_junk(entry.name)]
         except OSError as error:
             if not parts:
                 raise CourseError(f"{shown(str(root))} cannot be read: {_reason(error)}") from None
             yield replace(_file_item(root, parts), problem=f"cannot be read: {_reason(error)}")
             continue
-        for entry in entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
             if entry.is_dir(follow_symlinks=False):
                 folders.append((*parts, entry.name))
             elif ending(entry.name) or entry.is_symlink() and not parts:
@@ -160,12 +132,7 @@ def _folder_items(root: Path) -> Iterator[_Item]:
 
 
 def _file_item(root: Path, parts: tuple[str, ...]) -> _Item:
-    return _Item(root, parts, shown("/".join(parts)), functools.partial(_read_file, root.joinpath(*parts)))
-
-
-def _read_file(path: Path, most: int) -> bytes:
-    with path.open("rb") as file:
-        return file.read(most)
+    return _Item(root, parts, shown("/".join(parts)), functools.partial(root.joinpath(*parts).open, "rb"))
 
 
 def _given_zip(path: Path, archive: Callable[[Path], zipfile.ZipFile]) -> Iterator[_Item]:
@@ -181,9 +148,8 @@ def _archive(source: Path | io.BytesIO) -> zipfile.ZipFile:
         archive = zipfile.ZipFile(source)
     except Exception as error:  # of a dozen kinds: a zip may hold any bytes
         raise CourseError(f"is no readable zip ({_reason(error)})") from None
-    if len(archive.infolist()) > ZIP_ENTRIES:
-        archive.close()
-        raise CourseError(f"holds {len(archive.infolist()):,} entries, more than {ZIP_ENTRIES:,}")
+    if (entries := len(archive.infolist())) > ZIP_ENTRIES:
+        raise CourseError(f"holds {entries:,} entries, more than {ZIP_ENTRIES:,}")
     return archive
 
 
@@ -193,8 +159,9 @@ def _zip_items(archive: Callable[[], zipfile.ZipFile], whole: _Item) -> Iterator
         parts = parts_of(entry.filename)
         if parts and ending(parts[-1]) and not entry.is_dir() and not any(map(is_junk, parts)):
             file = f"{whole.file}: {shown('/'.join(parts))}"
-            read = functools.partial(_read_entry, archive, entry)
-            yield _Item(whole.root, whole.parts + parts, file, read, _entry_problem(entry))
+            is_nested = whole.parts and ending(parts[-1]) == ".zip"
+            problem = "is a zip inside a zip, which is not opened" if is_nested else _entry_problem(entry)
+            yield _Item(whole.root, whole.parts + parts, file, lambda entry=entry: archive().open(entry), problem)
 
 
 def _entry_problem(entry: zipfile.ZipInfo) -> str:
@@ -207,52 +174,40 @@ def _entry_problem(entry: zipfile.ZipInfo) -> str:
     return ""
 
 
-def _read_entry(archive: Callable[[], zipfile.ZipFile], entry: zipfile.ZipInfo, most: int) -> bytes:
-    with archive().open(entry) as file:
-        return file.read(most)
-
-
-# What is in it.
-
-
-def _contents(found: list[tuple[_Item, Owner]], budget: int) -> Iterator[_Read]:
-    """One learner's notebooks, those in zips too, with at most so many bytes in all."""
-    for outer, owner in found:
-        for item in _opened(outer) if outer.is_zip else [outer]:
+def _contents(items: list[tuple[_Item, Owner]], budget: int) -> Iterator[tuple[tuple, Submission]]:
+    """One learner's notebooks, those in zips too, with at most so many bytes in all; the highest rank counts."""
+    for outer, owner in items:
+        for item in _opened(outer) if ending(outer.parts[-1]) == ".zip" else [outer]:
             if budget <= 0 and not item.problem:
                 item = replace(item, problem="was not read: what was read before it fills the memory set aside for it")
-            read = _read(item, owner.again, owner.tells + item.parts[len(outer.parts) :])
+            rank, read = _read(item, owner, owner.tells + item.parts[len(outer.parts) :])
             budget -= len(read.content)
-            yield read
+            yield rank, read
 
 
-def _read(item: _Item, again: int, tells: tuple[str, ...]) -> _Read:
+def _read(item: _Item, owner: Owner, tells: tuple[str, ...]) -> tuple[tuple, Submission]:
     content, name, problem = b"", None, ""
     try:
         content = _bounded(item, NOTEBOOK_BYTES)
         name = exercise_name(notebook_of(content, item.file)["cells"])
     except CourseError as error:
         problem = str(error).removeprefix(item.file).strip()
-    told = [name if name in bank.MODULES else None, *map(exercise_in, reversed(tells))]
-    exercise = next(filter(None, told), None)
+    exercise, by_itself = exercise_of(name, tells)
     if not exercise and not problem:
         problem = "does not tell which exercise it is: its set-up cell and its name hold none of this course"
-    rank = not problem, any(told[:2]), again, [natural(stem(part)) for part in item.parts]
-    return _Read(item.file, exercise, rank, content, problem)
+    rank = not problem, by_itself, owner.again, [natural(part) for part in item.parts]
+    name = f"{safe_name(owner.learner)}--{exercise or 'unknown'}"
+    return rank, Submission(owner.learner, exercise, name, item.file, content, (), problem and f"{item.file} {problem}")
 
 
 def _opened(outer: _Item) -> Iterator[_Item]:
     """A learner's zip as the notebooks in it, or as itself with a problem."""
     try:
         content = _bounded(outer, LEARNER_BYTES)
-        if content.count(_ENTRY) > ZIP_ENTRIES:  # before zipfile makes an object of each
+        if content.count(b"PK\x01\x02") > ZIP_ENTRIES:  # before zipfile makes an object of each
             raise CourseError(f"holds more than {ZIP_ENTRIES:,} entries")
         with _archive(io.BytesIO(content)) as archive:
-            items = list(_zip_items(lambda: archive, outer))
-            if not items:
-                raise CourseError("holds no notebook")
-            for item in items:
-                yield replace(item, problem="is a zip inside a zip, which is not opened") if item.is_zip else item
+            yield from list(_zip_items(lambda: archive, outer)) or [replace(outer, problem="holds no notebook")]
     except CourseError as error:
         yield replace(outer, problem=str(error))
 
@@ -261,7 +216,8 @@ def _bounded(item: _Item, most: int) -> bytes:
     if item.problem:
         raise CourseError(item.problem)
     try:
-        content = item.read(most + 1)
+        with item.open() as file:
+            content = file.read(most + 1)
     except Exception as error:  # of a dozen kinds: a zip may hold any bytes
         raise CourseError(f"cannot be read: {_reason(error)}") from None
     if len(content) > most:
@@ -275,22 +231,10 @@ def _reason(error: Exception) -> str:
     return shown(getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__)
 
 
-# What counts.
-
-
-def _submission(learner: str, reads: list[_Read]) -> Submission:
+def _counting(reads: list[tuple[tuple, Submission]]) -> Submission:
     """The one of a learner's notebooks of one exercise that counts; without an exercise, all of them in one."""
-    counts, *others = sorted(reads, key=lambda read: read.rank)[::-1]
-    name = f"{safe_name(learner)}--{counts.exercise or 'unknown'}"
-    notes, problem = (), counts.problem and f"{counts.file} {counts.problem}"
-    if not counts.exercise:
-        problem = _some([f"{read.file} {read.problem}" for read in (counts, *others)], "; ")
-    elif others:
-        aside = [read.file + (f" (it {read.problem})" if read.problem else "") for read in others]
-        notes = (f"{counts.file} counts; of the same exercise, set aside: {_some(aside, ', ')}",)
-    return Submission(learner, counts.exercise, name, counts.file, counts.content, notes, problem)
-
-
-def _some(lines: list[str], between: str) -> str:
-    more = len(lines) - _MOST_NAMED
-    return between.join(lines[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    counts, *others = [read for _, read in sorted(reads, key=lambda ranked: ranked[0])[::-1]]
+    lines = [read.problem or read.file for read in (others if counts.exercise else [counts, *others])]
+    listed = "; ".join(lines[:_MOST_NAMED]) + (f" and {more} more" if (more := len(lines) - _MOST_NAMED) > 0 else "")
+    note = f"{counts.file} counts; of the same exercise, set aside: {listed}"
+    return replace(counts, notes=(note,) if others else ()) if counts.exercise else replace(counts, problem=listed)

@@ -11,8 +11,8 @@ top it belongs to the one that its own name tells of:
 
 A first folder that bears an exercise's name is passed over. So is one that holds everything, if there are
 several folders in it and nothing beside them (unless all of those are named after exercises), or if
-Moodle, Canvas or Gradescope named all that is in it. A zip counts as a folder there. A file that bears
-nothing but the exercise's name, in several of the given paths, is "02_data_parallelism in ana.zip" in each.
+Moodle, Canvas or Gradescope named all that is in it. A zip counts as a folder there. What bears
+nothing but an exercise's name, in several of the given paths, is "02_data_parallelism in ana.zip" in each.
 
 The exercise is the one in the notebook's Exercise("..."), else the one that its name, or its innermost
 folder's that tells of one, holds or begins with the two digits of. A learner's folder tells of none.
@@ -87,11 +87,11 @@ def _is_wrapped(places: list[tuple[str, ...]]) -> bool:
     if all(_platform(second) or _GRADESCOPE.fullmatch(second) for second in seconds):
         return True
     all_folders = all(len(parts) > 2 or ending(parts[1]) != ".ipynb" for parts in places)
-    return all_folders and len(seconds) > 1 and not all(map(exercise_in, seconds))
+    return all_folders and len(seconds) > 1 and not all(map(_exercise_in, seconds))
 
 
 def _platform(name: str) -> re.Match | None:
-    return _MOODLE.fullmatch(stem(name)) or _CANVAS.fullmatch(stem(name))
+    return _MOODLE.fullmatch(_stem(name)) or _CANVAS.fullmatch(_stem(name))
 
 
 def _person(first: str) -> tuple[str, int]:
@@ -100,12 +100,12 @@ def _person(first: str) -> tuple[str, int]:
         return f"{match['who']} ({match['id']})", int(match.groupdict().get("again") or 0)
     if not ending(first):
         return first, 0
-    plain = _COPY.sub("", stem(first))
+    plain = _COPY.sub("", _stem(first))
     for exercise in bank.MODULES:
         left = plain.removeprefix(exercise).removesuffix(exercise)
         if left != plain:
-            return left.strip("_-. ") or stem(first), 0
-    return stem(first), 0
+            return left.strip("_-. ") or _stem(first), 0
+    return _stem(first), 0
 
 
 def _learner(raw: str) -> str:
@@ -115,10 +115,16 @@ def _learner(raw: str) -> str:
     return clean if clean == raw else f"{clean} ~{_digest(raw)}".strip()
 
 
-def exercise_in(name: str) -> str | None:
+def exercise_of(in_cell: str | None, tells: Sequence[str]) -> tuple[str | None, bool]:
+    """The exercise that a notebook's cell or an owner's names tell of, and whether no folder had to."""
+    told = [in_cell if in_cell in bank.MODULES else None, *map(_exercise_in, reversed(tells))]
+    return next(filter(None, told), None), any(told[:2])
+
+
+def _exercise_in(name: str) -> str | None:
     """The exercise that a file's or folder's name holds, or begins with the two digits of."""
     match = _platform(name)
-    own = match["rest"] if match else stem(name)
+    own = match["rest"] if match else _stem(name)
     held = next((exercise for exercise in bank.MODULES if exercise in own), None)
     digits = re.match(r"([0-9]{2})(?![0-9A-Za-z])", own)
     return held or (_DIGITS.get(digits[1]) if digits else None)
@@ -130,8 +136,7 @@ def ending(name: str) -> str:
     return found if found in (".ipynb", ".zip") else ""
 
 
-def stem(name: str) -> str:
-    """The name without such an ending; others stay."""
+def _stem(name: str) -> str:
     return name[: len(name) - len(ending(name))]
 
 
@@ -146,9 +151,9 @@ def parts_of(name: str) -> tuple[str, ...]:
     return tuple(it if len(it) <= _LONGEST_PART else f"{it[:200]}~{_digest(it)}{ending(it)}" for it in parts)
 
 
-def natural(text: str) -> list:
-    """A key that sorts 9 before 10."""
-    pieces = re.split(r"([0-9]+)", text.casefold())
+def natural(name: str) -> list:
+    """A key that sorts 9 before 10, and "x" before "x (1)" whatever their endings."""
+    pieces = re.split(r"([0-9]+)", _stem(name).casefold())
     return [(len(it.lstrip("0")), it.lstrip("0")) if place % 2 else it for place, it in enumerate(pieces)]
 
 

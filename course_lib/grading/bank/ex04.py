@@ -14,6 +14,9 @@ from course_lib.grading.probes import ex04 as probes
 from course_lib.grading.question import Mistake, Question, Target
 
 FLOAT32 = 1e-5  # relative: some tens of additions to each number in float32
+# Servers add without a lock, so under load an addition to one row is lost now and then: seen once in 7 runs, 0.6% of the
+# largest number and 0.004% of the sum. A batch that is lost or applied twice changes the sum by 0.2% or more.
+LOST_OF_SUM, LOST_OF_LARGEST = 1e-3, 2e-2
 
 
 # q1: staleness from a record
@@ -567,8 +570,9 @@ def _is_table(table, wanted):
     table = np.array(table, "float64")
     if table.shape != wanted.shape:
         return f"it has shape {table.shape}"
-    off = np.abs(table - wanted).max() / np.abs(wanted).max()
-    return bool(off <= FLOAT32) or f"it is off by up to {off:.3%}, its sum by {abs(table.sum() / wanted.sum() - 1):.3%}"
+    off, of_sum = np.abs(table - wanted).max() / np.abs(wanted).max(), abs(table.sum() / wanted.sum() - 1)
+    is_right = of_sum <= LOST_OF_SUM and off <= LOST_OF_LARGEST
+    return bool(is_right) or f"it is off by up to {off:.3%}, its sum by {of_sum:.3%}"
 
 
 def _two_and_two(answers, seed):
@@ -643,7 +647,7 @@ TRAIN = Question(
         Target("two workers and two servers", _two_and_two),
         Target("the table is in two shards, one on each server, within one row of equal", _cut_over_both),
         Target(f"the optimizer counts all {probes.UPDATES} updates", _all_counted),
-        Target("the table is what every batch, applied once, makes of it, to 0.001%", _each_applied_once),
+        Target("the table is what every batch, applied once, makes of it: its sum to 0.1%, each number to 2% of the largest", _each_applied_once),
         Target("workers overlap: some updates are stale", _asynchronous),
     ),
     mistakes=(
@@ -794,7 +798,7 @@ RECOVERY = Question(
     targets=(
         Target("after the kill the run goes on behind the last save", _goes_on_after_the_save),
         Target(f"the optimizer counts {probes.RUN} updates, neither less nor more", _counted_through),
-        Target("the table is what every batch, applied once, makes of it, to 0.001%", _applied_through),
+        Target("the table is what every batch, applied once, makes of it: its sum to 0.1%, each number to 2% of the largest", _applied_through),
     ),
     mistakes=(
         Mistake(
