@@ -8,7 +8,7 @@ import difflib
 import functools
 import linecache
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import FunctionType, GeneratorType
 
 import numpy as np
@@ -40,12 +40,12 @@ def ask(
     asks_for: tuple[str, ...],
     names: Mapping[str, object],
     seed: int,
-    look: Callable[[], None] = lambda: None,
+    look: Callable[[object], object] = lambda result: result,
 ) -> dict[str, object]:
     """Probe the learner's names with inputs drawn from the seed.
 
     names    the learner's namespace
-    look     called each time that a function of the learner's has come back
+    look     called with what a function of the learner's has come back with; gives what the probe gets instead
     Returns  the probe's plain values; or, when the code did not get that far,
              {"stopped": {"kind", "line", ...}} with kind "missing", "blank",
              "raised" (and its "error") or "not plain"
@@ -109,26 +109,19 @@ def _missing(name: str, names: Mapping[str, object]) -> str:
     )
 
 
-def _watched(value: object, look: Callable[[], None]) -> object:
+def _watched(value: object, look: Callable[[object], object]) -> object:
     """A function, or an object that the learner made callable; one that comes back without an answer is blank."""
     if not isinstance(value, FunctionType) and (isinstance(value, type) or type(value).__module__ != "__main__" or not callable(value)):
         return value
 
     @functools.wraps(value)
     def answered(*args, **kwargs):
-        result = value(*args, **kwargs)
-        look()
+        result = look(value(*args, **kwargs))
         if result is None or result is ...:
             raise NotImplementedError(f"{answered.__name__} returned {result}: {WRITE_HERE}")
-        return _watched_steps(result, look) if isinstance(result, GeneratorType) else result
+        return map(look, result) if isinstance(result, GeneratorType) else result
 
     return answered
-
-
-def _watched_steps(steps: Generator, look: Callable[[], None]) -> Iterator:
-    for step in steps:
-        look()
-        yield step
 
 
 def _is_blank(error: NotImplementedError, names: Mapping[str, object]) -> bool:

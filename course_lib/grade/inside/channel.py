@@ -23,7 +23,7 @@ from types import CodeType, FrameType, FunctionType
 RECORD, LOOK = "course.record", "course.look"  # the runner's own audit events
 REFUSED_EXIT = 97
 KEY_BYTES = 32
-LOOK_AGAIN = 10  # a look during a probe may take a tenth of its time
+LOOK_AGAIN = 10  # a look at everything, during a probe, may take a tenth of its time
 # What no lesson needs, and what leads to the hook or lets frames be watched from outside.
 REFUSED = frozenset(
     "sys.addaudithook gc.get_objects gc.get_referrers gc.get_referents sys._current_frames sys._current_exceptions sys.settrace "
@@ -67,22 +67,23 @@ def open_channel(descriptor: int, base: FrameType, guard: list[Callable], questi
         exit_(REFUSED_EXIT)
 
     threads, running, callbacks = _thread._count(), _thread._count, gc.callbacks
-    collected, tuple_ = tuple(callbacks), tuple
+    collected, tuple_, can_call = tuple(callbacks), tuple, callable
+    switch, switch_seconds, never = sys.setswitchinterval, sys.getswitchinterval(), 1000.0
     handler_of = _signal.getsignal
     handlers = tuple((number, handler_of(number)) for number in every_signal)
 
     def disturbed() -> str:
         """Whether learner code may run by itself while a probe's answers are on their way."""
-        if any_(handler_of(number) is not handler for number, handler in handlers):
+        if any_(handler_of(number) is not handler and can_call(handler_of(number)) for number, handler in handlers):
             return "a signal's handler"
         return "the garbage collector's callbacks" if tuple_(callbacks) != collected else ""
 
     def look() -> None:
         nonlocal due
+        switch(never)  # no thread of the learner's gets between here and the record, unless this one waits
         began = clock()
-        name = disturbed()
-        if not name and began >= due:
-            name = changed()
+        name = disturbed() or changed(near=began < due)
+        if began >= due:
             due = clock() + LOOK_AGAIN * (clock() - began)
         if name:
             send({"changed": name})
@@ -99,6 +100,7 @@ def open_channel(descriptor: int, base: FrameType, guard: list[Callable], questi
             is_asked = top.f_code is asks and top.f_back is base
             if not is_asked or not any_(question is top.f_locals["question"] for question in questions):
                 refuse("the grader's own questions")
+            switch(switch_seconds)
             told = {**told, "changed": disturbed() or changed(), "threads": running() - threads}
         send(told)
 
