@@ -118,10 +118,10 @@ def test_a_replacement_seen_during_a_probe_counts_against_that_probe_alone():
 
 
 def test_what_other_cells_raised_is_noted_and_costs_nothing():
-    errors = [{"error": "ValueError: no", "at": place} for place in (0, 1)]
+    errors = [{"error": "ValueError: no\x1b", "at": place} for place in (0, 1)]
     result, _ = graded([([*errors, answers(right(SEEDS["q1"])), END], ENDED)])
-    assert result.points == 1 and result.notes == ("cell 1 raised ValueError: no",)
-    assert "cell 2 raised ValueError: no" in result.verdicts[0].notes
+    assert result.points == 1 and result.notes == ("cell 1 raised ValueError: no ",)
+    assert "cell 2 raised ValueError: no " in result.verdicts[0].notes
 
 
 def test_threads_beside_a_check_are_for_the_examiner_and_cost_nothing():

@@ -114,7 +114,8 @@ class _Marks:
                 changed = changed or str(record["changed"])
             elif "error" in record and type(record.get("at")) is int:
                 number = record["at"] + 1
-                self._errors[number] = f"cell {number} raised {record['error']}"[:400]
+                said = "".join(char if char.isprintable() else " " for char in str(record["error"])[:350])
+                self._errors[number] = f"cell {number} raised {said}"
             elif record == {"end": True}:
                 self.is_whole = True
 
