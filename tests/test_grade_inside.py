@@ -115,7 +115,7 @@ def begin(*steps):
 def tell(record):
     sys.audit("course.record")
 
-def _look(question, record={"answers": "[]"}):
+def _look(question, record={"answers": "[]", "stopped": False}):
     sys.audit("course.record")
 
 def cell(code):
@@ -137,7 +137,7 @@ def lines_of(said: str) -> list[dict]:
 def test_records_leave_with_the_key():
     steps = '(tell, {"begins": 3}), (_look, QUESTION), (cell, "import numpy; numpy.allclose = 1"), (_look, QUESTION)'
     first, second, third = lines_of(tried(f"{RUNNER}\nbegin({steps})\nprint(told())"))
-    assert first == {"begins": 3} and second == {"answers": "[]", "changed": "", "threads": 0} and third["changed"] == "numpy.allclose"
+    assert first == {"begins": 3} and second == {"answers": "[]", "stopped": False, "changed": "", "threads": 0} and third["changed"] == "numpy.allclose"
 
 
 def test_only_lines_with_their_seal_count_and_only_once():
@@ -246,4 +246,4 @@ def test_an_honest_cell_may_do_what_lessons_do():
     begin((honest,), (_look, QUESTION))
     print(told())
     """
-    assert lines_of(tried(RUNNER + textwrap.dedent(code)).splitlines()[0]) == [{"answers": "[]", "changed": "", "threads": 0}]
+    assert lines_of(tried(RUNNER + textwrap.dedent(code)).splitlines()[0]) == [{"answers": "[]", "stopped": False, "changed": "", "threads": 0}]

@@ -4,6 +4,7 @@
 goes out as lines: "R " and a record, then "E " and how it ended. Here alone the clock of a submission is kept.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -35,6 +36,8 @@ def main() -> None:
     from course_lib.grade.inside.running import run
 
     shell, guard = _shell(), list(take_snapshot())
+    gc.collect()
+    gc.freeze()  # a collection in a child would touch, and so copy, all that the imports made
     _say(told, "ready", {})
     for line in jobs:
         _serve(json.loads(line), told, lambda job, records: run(job, records, guard, shell), enclosed)
@@ -60,6 +63,7 @@ def _shell():
     settings = Config()
     settings.HistoryManager.enabled = False
     settings.InteractiveShell.colors = "NoColor"
+    settings.InteractiveShell.xmode = "Minimal"  # the line is told anyway, and a long traceback takes a tenth of a second
     return InteractiveShell.instance(config=settings)
 
 

@@ -16,14 +16,12 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType
 
 RECORD, LOOK = "course.record", "course.look"  # the runner's own audit events
 REFUSED_EXIT = 97
 KEY_BYTES = 32
-LOOK_AGAIN = 10  # a look at everything, during a probe, may take a tenth of its time
 # What no lesson needs, and what leads to the hook or lets frames be watched from outside.
 REFUSED = frozenset(
     "sys.addaudithook gc.get_objects gc.get_referrers gc.get_referents sys._current_frames sys._current_exceptions sys.settrace "
@@ -49,7 +47,7 @@ def open_channel(descriptor: int, base: FrameType, guard: list[Callable], questi
     knows, changed = guard.pop(), guard.pop()
     frame_of, exit_, write, process_of, process = sys._getframe, os._exit, os.write, os.getpid, os.getpid()
     disable, enable, mask, every_signal = gc.disable, gc.enable, signal.pthread_sigmask, signal.valid_signals()
-    block, restore, clock, due = signal.SIG_BLOCK, signal.SIG_SETMASK, time.perf_counter, 0.0
+    block, restore = signal.SIG_BLOCK, signal.SIG_SETMASK
 
     key, count, seal = b"", 0, sealed
     while len(key) < KEY_BYTES:
@@ -79,13 +77,8 @@ def open_channel(descriptor: int, base: FrameType, guard: list[Callable], questi
         return "the garbage collector's callbacks" if tuple_(callbacks) != collected else ""
 
     def look() -> None:
-        nonlocal due
         switch(never)  # no thread of the learner's gets between here and the record, unless this one waits
-        began = clock()
-        name = disturbed() or changed(near=began < due)
-        if began >= due:
-            due = clock() + LOOK_AGAIN * (clock() - began)
-        if name:
+        if name := disturbed() or changed(near=True):
             send({"changed": name})
 
     def record() -> None:
@@ -101,7 +94,8 @@ def open_channel(descriptor: int, base: FrameType, guard: list[Callable], questi
             if not is_asked or not any_(question is top.f_locals["question"] for question in questions):
                 refuse("the grader's own questions")
             switch(switch_seconds)
-            told = {**told, "changed": disturbed() or changed(), "threads": running() - threads}
+            earns = not told["stopped"]  # else there is nothing to be gained
+            told = {**told, "changed": earns and (disturbed() or changed()), "threads": running() - threads}
         send(told)
 
     def react(event: str) -> None:

@@ -19,19 +19,26 @@ _EXEMPT = ("tensorflow.python.training.coordinator.Coordinator.wait_for_stop",)
 _QUIET = ("__annotations__", "__annotations_cache__", "__annotate__")  # a class makes them when it is asked
 
 
+# Parts of those that no probe comes to, and half of all names: to look at a name copies its memory in every child.
+APART = frozenset(
+    "compat lite mlir _mlir_libs mosaic pallas _api debug feature_column tpu autograph export saved_model triton".split()
+)
+
+
 def is_relied_on(module_name: object) -> bool:
-    """Whether a module's functions are what probes rely on; TensorFlow's older interfaces are not."""
+    """Whether a module's functions are what probes rely on."""
     if type(module_name) is not str:
         return False
     top, *inner = module_name.split(".")
-    return top in PACKAGES and "compat" not in inner
+    is_apart = not APART.isdisjoint(inner) or top == "tensorflow" and "keras" in inner
+    return top in PACKAGES and not is_apart and not (inner and inner[-1].startswith("gen_"))
 
 
 def take_snapshot() -> tuple[Callable[[], str], Callable[[object], bool]]:
     """Remember every function, class and class attribute of the packages loaded now.
 
     Returns  changed(near=False) -> the name of one of them that has been replaced since, or "", in some 30 ms; near looks
-             at what probes read state with alone, in 1 ms; knows(value) -> whether the value is one of them. Both hold by themselves all that they use, so that replacing a built-in
+             at what probes read state with alone, in 3 ms; knows(value) -> whether the value is one of them. Both hold by themselves all that they use, so that replacing a built-in
              function does not mislead them.
     """
     tables, classes, cells = [], {}, []
@@ -88,7 +95,7 @@ def _table(name: str, now: Mapping[str, object], counts: Callable[[object], bool
 
 def _is_near(table: str) -> bool:
     top, last = table.split(".")[0], table.rpartition(".")[2]
-    return top in ("course_lib", "builtins") or table == "numpy" or last.endswith(("Tensor", "Variable", "Array", "ArrayImpl"))
+    return top in ("course_lib", "builtins") or table in ("numpy", "tensorflow", "keras", "jax", "jax.numpy") or last.endswith(("Tensor", "Variable", "Array", "ArrayImpl"))
 
 
 def _is_ours(table: str, value: object) -> bool:

@@ -93,7 +93,7 @@ def _look(question: tuple, shell, seconds: float) -> bool:
         packed = form.pack(answers)
     except ValueError as error:
         packed = form.pack({"stopped": {"kind": "not plain", "line": str(error)}})
-    record = {"question": name, "seed": seed, "answers": packed}
+    record = {"question": name, "seed": seed, "answers": packed, "stopped": "stopped" in answers}
     sys.audit(RECORD)
     return "stopped" not in answers
 
