@@ -179,7 +179,7 @@ def _processes() -> dict[int, tuple[str, int]]:
 
 
 def _is_orphan(number: int, processes: dict[int, tuple[str, int]]) -> bool:
-    """Whether no `course grade` is above it; one of another session on this machine keeps its own."""
+    """Whether no `course grade` is above it; another call on this machine keeps its own."""
     while number in processes:
         line, number = processes[number]
         if re.search(r"(course_lib\.cli|course) grade ", line):

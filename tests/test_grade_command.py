@@ -89,7 +89,7 @@ def test_marks_feedback_and_figures_are_there(graded):
     figures = json.loads((folder / "marks" / "summary.json").read_text())
     assert figures["submissions"] == 4
     assert {"canvas", "moodle", "gradescope"} <= {path.name for path in (folder / "marks").iterdir()}
-    assert "4 submissions of 4 learners" in done.stdout and "not graded: dan/00_start_here.ipynb: " in done.stdout
+    assert "4 submissions of 4 learners" in done.stdout and "not graded: dan/00_start_here.ipynb is not JSON" in done.stdout
 
 
 @needs_sandbox

@@ -78,7 +78,8 @@ def _report(out: Path, graded: list[Result], arguments: argparse.Namespace) -> N
         exports.write(out, form, graded)
     for result in graded:
         if result.problem:
-            _say(arguments, f"not graded: {result.file}: {result.problem}")
+            named = result.problem if result.file in result.problem else f"{result.file}: {result.problem}"
+            _say(arguments, f"not graded: {named}")
     _say(arguments, f"marks in {out / 'results.csv'}, feedback in {out / 'feedback'}, figures in {out / 'summary.html'}")
     if arguments.json:
         print(json.dumps(summary.figures(graded), indent=2))
