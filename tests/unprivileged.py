@@ -6,9 +6,11 @@ nothing else; the folder itself stays as closed as it was.
 """
 
 import atexit
+import functools
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -65,12 +67,21 @@ def give_to_nobody(path: Path) -> Path:
 def _needed(*reach: str | Path) -> list[Path]:
     """Every folder under the name it is called by and under its real one."""
     python = Path(sys._base_executable).parent.parent
+    _open_checkout()
     called = [Path(path).absolute() for path in (sys.prefix, sys.base_prefix, python, CHECKOUT, *reach)]
     folders = sorted({*called, *(path.resolve() for path in called)})
     for folder in folders:
         if not folder.is_dir() or not _open(folder):
             raise PermissionError(f"nobody may not enter {folder}: give_to_nobody(it), or chmod o+x")
     return folders
+
+
+@functools.cache
+def _open_checkout() -> None:
+    """Let everybody read the checkout and its environment, where a clone under a strict umask does not."""
+    for folder, sample in ((CHECKOUT, "course_lib/__init__.py"), (Path(sys.prefix), "pyvenv.cfg")):
+        if not (folder.stat().st_mode & 0o001 and (folder / sample).stat().st_mode & 0o004):
+            subprocess.run(["chmod", "--recursive", "o+rX", folder], check=True)
 
 
 def _closed(needed: list[Path]) -> list[Path]:
