@@ -106,7 +106,7 @@ def answer_notes(question: Question, cells: list[dict], errors: dict[int, str]) 
         places = ", ".join(map(str, sorted({*tagged, *defining})))
         notes.append(f"{name} is answered in several cells ({places}); the last one run before its check counts")
     if not checking:
-        notes.append(f"{name}'s check cell is gone; its check was run at the end")
+        notes.append(f"{name}'s check cell is gone; it was checked all the same")
     elif len(checking) > 1:
         places = ", ".join(map(str, checking))
         notes.append(f"{name} is checked in several cells ({places}); one right answer is enough")
