@@ -15,9 +15,9 @@ class Limits:
     file_mib      one file
     """
 
-    cell_seconds: float = 300
-    seconds: float = 1500
-    memory_gib: float = 6
+    cell_seconds: float = 300.0
+    seconds: float = 1500.0
+    memory_gib: float = 6.0
     processes: int = 4096
-    scratch_mib: float = 512
-    file_mib: float = 256
+    scratch_mib: float = 512.0
+    file_mib: float = 256.0
