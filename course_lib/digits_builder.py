@@ -92,8 +92,12 @@ def _prepare(folder: Path) -> None:
 
 
 def _write_records(private: Path) -> None:
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # progress bars
-        Digits(data_dir=str(private)).download_and_prepare()
+    tfds.display_progress_bar(False)  # in a notebook a bar is displayed, and goes to no stream
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            Digits(data_dir=str(private)).download_and_prepare()
+    finally:
+        tfds.display_progress_bar(True)
 
 
 def _put_in_place(private: Path, folder: Path) -> None:

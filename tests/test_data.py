@@ -6,9 +6,11 @@ import subprocess
 import sys
 import urllib.request
 
+import nbformat
 import numpy as np
 import pytest
 import tensorflow as tf
+from nbclient import NotebookClient
 
 from course_lib import data, devices, digits, digits_builder
 from course_lib.errors import CourseError
@@ -71,6 +73,14 @@ def test_digits_are_the_same_through_tfds_and_as_arrays(cache, split, count):
     np.testing.assert_array_equal(images / np.float32(255), expected_images)
     np.testing.assert_array_equal(labels, expected_labels)
     assert expected_images.dtype == np.float32 and expected_images.max() == 1 and np.ptp(expected_labels) == 9
+
+
+def test_preparing_displays_nothing_in_a_notebook(tmp_path):
+    """TFDS would display its bars, which redirecting the streams does not hold back."""
+    source = f"from course_lib import data\nprint(len(data.load('digits', 'train', cache_dir={str(tmp_path)!r})))"
+    cells = [nbformat.v4.new_code_cell("from course_lib import devices\ndevices.simulate(1)"), nbformat.v4.new_code_cell(source)]
+    NotebookClient(nbformat.v4.new_notebook(cells=cells), kernel_name="python3", timeout=300).execute()
+    assert [(output.output_type, output.get("text")) for output in cells[1].outputs] == [("stream", "1437\n")]
 
 
 def test_an_intact_cache_is_not_written_again(cache):
