@@ -1,6 +1,6 @@
 """How records leave a submission's process: through an audit hook, which no name of the process leads to.
 
-Standard library and answers.py. Code that shares a process with the learner's can be called, replaced and read by it.
+Standard library. Code that shares a process with the learner's can be called, replaced and read by it.
 So the key that makes a record genuine is known to the hook alone, which sends what the runner's own frames hold
 and nothing else. The hook also ends the process when code reaches for what could undo that: other objects of the
 process, its frames, its memory.
