@@ -78,14 +78,19 @@ def submit(script: Path, *, wait: bool = False) -> int:
     """
     if shutil.which("sbatch") is None:
         raise CourseError("Slurm is not here (no sbatch): copy the folder to a machine of the cluster and run `sbatch batch.sh` there.")
-    done = subprocess.run(["sbatch", "--parsable", *(["--wait"] if wait else []), str(script)], capture_output=True, text=True)
-    if not done.stdout.strip():
-        raise CourseError(f"Slurm refused the job: {' '.join(done.stderr.split())}")
-    number = int(done.stdout.split(";")[0])
-    if done.returncode:
+    number, went_well = hand_over(script, *(["--wait"] if wait else []))
+    if not went_well:
         unknown = f"Slurm's job {number} failed: read batch.log and task-*.log in {script.parent}"
         raise _failure(script.parent) or RunFailed(unknown, None, (), {})
     return number
+
+
+def hand_over(script: Path, *options: str) -> tuple[int, bool]:
+    """Call sbatch; the job's number, and where it was waited for, whether it went well. Raises CourseError when refused."""
+    done = subprocess.run(["sbatch", "--parsable", *options, str(script)], capture_output=True, text=True)
+    if not done.stdout.strip():
+        raise CourseError(f"Slurm refused the job: {' '.join(done.stderr.split())}")
+    return int(done.stdout.split(";")[0]), done.returncode == 0
 
 
 def read_results(job: Job, folder: Path) -> dict[str, object]:

@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
+from course_lib.doctor import NEEDS
 from course_lib.errors import CourseError
 from course_lib.grade.box import Box, BoxFailed, Told
 from course_lib.grade.results import Result
 
-JAX_EXERCISES = ("05_tpu", "07_tensor_parallelism_and_sharding")
 TRIES = 2  # of one run in a sandbox that fails
 
 Grading = Generator[dict, Told, Result]
@@ -31,7 +31,7 @@ class _Desk:
 
 def backend_of(exercise: str | None) -> str:
     """Keras' backend for an exercise, which its set-up cell picks too."""
-    return "jax" if exercise in JAX_EXERCISES else "tensorflow"
+    return NEEDS[exercise].framework if exercise else "tensorflow"
 
 
 def grade_all(work: Iterable[tuple[str, Grading]], desks: int, enclosed: bool = True) -> Iterator[tuple[int, Result]]:

@@ -6,11 +6,11 @@ written whole. The merge is the ordinary command: it grades what no task has lef
 
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from course_lib.cluster.slurm import hand_over
 from course_lib.errors import CourseError
 from course_lib.grade.results import write_whole
 
@@ -57,18 +57,11 @@ def submit(array: Path, merge: Path, wait: bool = False) -> tuple[int, int]:
     """
     if shutil.which("sbatch") is None:
         raise CourseError(f"Slurm is not here (no sbatch): on a machine of the cluster run `sbatch {array}`, then `sbatch {merge}`")
-    first = _sbatch([str(array)])
-    second = _sbatch([f"--dependency=afterany:{first}", *(["--wait"] if wait else []), str(merge)])
+    first, _ = hand_over(array)
+    second, went_well = hand_over(merge, f"--dependency=afterany:{first}", *(["--wait"] if wait else []))
+    if not went_well:
+        raise CourseError(f"Slurm's job {second} failed: read {merge.parent}/logs")
     return first, second
-
-
-def _sbatch(arguments: list[str]) -> int:
-    done = subprocess.run(["sbatch", "--parsable", *arguments], capture_output=True, text=True)
-    if not done.stdout.strip():
-        raise CourseError(f"Slurm refused the job: {' '.join(done.stderr.split())}")
-    if done.returncode:
-        raise CourseError(f"Slurm's job {done.stdout.strip()} failed: read {Path(arguments[-1]).parent}/logs")
-    return int(done.stdout.split(";")[0])
 
 
 def _directives(options: list[str]) -> str:

@@ -93,9 +93,9 @@ def open_channel(descriptor: int, base: FrameType, guard: list[Callable], questi
             is_asked = top.f_code is asks and top.f_back is base
             if not is_asked or not any_(question is top.f_locals["question"] for question in questions):
                 refuse("the grader's own questions")
-            switch(switch_seconds)
             earns = not told["stopped"]  # else there is nothing to be gained
             told = {**told, "changed": earns and (disturbed() or changed()), "threads": running() - threads}
+            switch(switch_seconds)
         send(told)
 
     def react(event: str) -> None:

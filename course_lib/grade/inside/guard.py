@@ -17,8 +17,6 @@ PACKAGES = frozenset(
 # Exercise 09's probe quickens it for the time of a check; it only waits.
 _EXEMPT = ("tensorflow.python.training.coordinator.Coordinator.wait_for_stop",)
 _QUIET = ("__annotations__", "__annotations_cache__", "__annotate__")  # a class makes them when it is asked
-
-
 # Parts of those that no probe comes to, and half of all names: to look at a name copies its memory in every child.
 APART = frozenset(
     "compat lite mlir _mlir_libs mosaic pallas _api debug feature_column tpu autograph export saved_model triton".split()
@@ -38,8 +36,8 @@ def take_snapshot() -> tuple[Callable[[], str], Callable[[object], bool]]:
     """Remember every function, class and class attribute of the packages loaded now.
 
     Returns  changed(near=False) -> the name of one of them that has been replaced since, or "", in some 30 ms; near looks
-             at what probes read state with alone, in 3 ms; knows(value) -> whether the value is one of them. Both hold by themselves all that they use, so that replacing a built-in
-             function does not mislead them.
+             at what probes read state with alone, in 3 ms; knows(value) -> whether the value is one of them. Both hold by
+             themselves all that they use, so that replacing a built-in function does not mislead them.
     """
     tables, classes, cells = [], {}, []
     for name, module in sorted(sys.modules.items()):
@@ -78,12 +76,11 @@ def take_snapshot() -> tuple[Callable[[], str], Callable[[object], bool]]:
             return "what a function closes over"
         return "" if every(pairs(same, pairs(code_of, functions), codes)) else "the code of a function"
 
-    nearest = [_is_near(name) for name, *_ in tables]
-
     def knows(value: object) -> bool:
         return identity(value) in identities
 
     enumerate_, next_, zip_, set_, identity = enumerate, next, zip, set, id
+    nearest = [_is_near(name) for name, *_ in tables]
     identities = frozenset(id(value) for *_, values in tables for value in values)
     return changed, knows
 
@@ -94,8 +91,9 @@ def _table(name: str, now: Mapping[str, object], counts: Callable[[object], bool
 
 
 def _is_near(table: str) -> bool:
-    top, last = table.split(".")[0], table.rpartition(".")[2]
-    return top in ("course_lib", "builtins") or table in ("numpy", "tensorflow", "keras", "jax", "jax.numpy") or last.endswith(("Tensor", "Variable", "Array", "ArrayImpl"))
+    if table.split(".")[0] in ("course_lib", "builtins") or table in ("numpy", "tensorflow", "keras", "jax", "jax.numpy"):
+        return True
+    return table.endswith(("Tensor", "Variable", "Array", "ArrayImpl"))
 
 
 def _is_ours(table: str, value: object) -> bool:

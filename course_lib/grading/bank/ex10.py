@@ -4,7 +4,6 @@ Needs NumPy.
 """
 
 import functools
-from dataclasses import replace
 
 import numpy as np
 
