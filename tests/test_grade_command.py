@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -159,14 +160,16 @@ def sandboxes() -> set[int]:
     return {int(line.split()[0]) for line in listing.splitlines() if "bwrap" in line or "course_lib.grade.inside" in line}
 
 
-def killed_after(results: int, folder: Path, *arguments: object) -> None:
-    """Start the command and kill it, and nothing else, when it has told of so many results."""
-    running = subprocess.Popen(command(folder, *arguments), cwd=folder, stdout=subprocess.PIPE, text=True)
-    with running:
+def ended_after(results: int, folder: Path, *arguments: object, by: signal.Signals = signal.SIGKILL) -> tuple[int, str]:
+    """Start the command, send it alone a signal when it has told of so many results; its exit code and complaints."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command(folder, *arguments), cwd=folder, **pipes) as running:
         told: Iterator[str] = (line for line in running.stdout if line.startswith("["))
         for _ in range(results):
             next(told)
-        running.send_signal(signal.SIGKILL)
+        running.send_signal(by)
+        _, complaints = running.communicate()
+    return running.returncode, complaints
 
 
 @needs_sandbox
@@ -176,7 +179,7 @@ def test_killed_three_times_and_resumed_it_ends_as_if_undisturbed(tmp_path):
     (tmp_path / "secret").write_text("fedcba9876543210")
     before = sandboxes()
     for count in (3, 4, 5):
-        killed_after(count, tmp_path, "in", "--out", "killed", "--secret", "secret")
+        assert ended_after(count, tmp_path, "in", "--out", "killed", "--secret", "secret")[0] == -signal.SIGKILL
     whole, resumed = (
         course_grade(tmp_path, "in", "--out", out, "--secret", "secret", "--jobs", jobs)
         for out, jobs in (("whole", 2), ("killed", 1))
@@ -187,6 +190,24 @@ def test_killed_three_times_and_resumed_it_ends_as_if_undisturbed(tmp_path):
     assert files(tmp_path / "killed") == files(tmp_path / "whole")
     assert sum(int(row["points"]) for row in rows(tmp_path / "whole").values()) == 10 * 2 + 6
     assert sandboxes() <= before
+
+
+@needs_sandbox
+def test_stopped_by_ctrl_c_it_says_what_is_kept(tmp_path):
+    write_class(tmp_path / "in", {f"learner {number:02}": notebook(f"# {number}", Q1) for number in range(30)})
+    before = sandboxes()
+    code, complaints = ended_after(2, tmp_path, "in", "--out", "out", by=signal.SIGINT)
+    said = re.fullmatch(r"course grade: stopped; (\d+) of 30 have their result, and the same command goes on\n", complaints)
+    assert code == 130 and said and 2 <= int(said[1]) < 30, complaints
+    assert len(list((tmp_path / "out" / "submissions").glob("*.json"))) == int(said[1])
+    assert sandboxes() <= before
+
+
+def test_without_a_sandbox_the_marks_are_the_same(tmp_path):
+    write_class(tmp_path / "in", {"ana": notebook(Q1, Q2), "ben": notebook(Q1_WRONG, "import os; os._exit(1)", Q2)})
+    done = course_grade(tmp_path, "in", "--out", "out", "--run-submissions-as-me")
+    assert done.returncode == 0, done.stderr
+    assert {learner: (row["q1"], row["q2"]) for learner, row in rows(tmp_path / "out").items()} == {"ana": ("1", "1"), "ben": ("0", "1")}
 
 
 def test_root_and_a_missing_sandbox_are_one_line(monkeypatch, tmp_path):

@@ -7,9 +7,9 @@ import io
 import json
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
+from test_report import Reader
 
 from course_lib.errors import CourseError
 from course_lib.grade import exports, feedback, page, sheet, summary
@@ -52,30 +52,6 @@ NASTY = result(
     Verdict("q1", HOSTILE, False, 0, 1, (TargetResult(HOSTILE, False, HOSTILE),), HOSTILE, (HOSTILE, HOSTILE), HOSTILE, (HOSTILE,)),
     file=HOSTILE, notes=(HOSTILE, "x" * 1_000_000, *["many"] * 5_000), review=(HOSTILE,), output="y" * 5_000_000 + HOSTILE + "THE END",
 )  # fmt: skip
-
-
-class Reader(HTMLParser):
-    """What a browser would find."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.words, self._open = [], [], []
-        self.feed(text)
-        assert not self._open, f"never closed: {self._open}"
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        self._open += [] if tag in ("meta", "br") else [tag]
-
-    def handle_endtag(self, tag):
-        assert self._open.pop() == tag
-
-    def handle_data(self, data):
-        self.words += [data] if "style" not in self._open else []
-
-    @property
-    def text(self):
-        return " ".join(" ".join(self.words).split())
 
 
 PAGES = {

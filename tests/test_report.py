@@ -33,14 +33,14 @@ class Reader(HTMLParser):
         assert self._open.pop() == tag
 
     def handle_data(self, data):
-        self.words.append(data)
+        self.words += [data] if "style" not in self._open else []
 
     def all(self, name):
         return [attributes for tag, attributes in self.tags if tag == name]
 
     @property
     def text(self):
-        return " ".join(self.words)
+        return " ".join(" ".join(self.words).split())
 
 
 @pytest.fixture(scope="module")
