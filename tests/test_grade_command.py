@@ -1,9 +1,11 @@
 """`course grade` as an examiner runs it: real sandboxes, an ordinary user, small classes."""
 
+import contextlib
 import csv
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -154,21 +156,35 @@ def test_nothing_passes_from_one_submission_to_the_next(tmp_path):
     )
 
 
-def sandboxes() -> set[int]:
-    """The ids of all processes of bubblewrap and of what runs inside."""
-    listing = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
-    return {int(line.split()[0]) for line in listing.splitlines() if "bwrap" in line or "course_lib.grade.inside" in line}
+def below(process: int) -> list[int]:
+    """The ids of the processes that a process has started, and that these have started."""
+    listing = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    pairs, found = [tuple(map(int, line.split())) for line in listing.splitlines()], [process]
+    for parent in found:
+        found += [child for child, started_by in pairs if started_by == parent]
+    return found[1:]
 
 
 def ended_after(results: int, folder: Path, *arguments: object, by: signal.Signals = signal.SIGKILL) -> tuple[int, str]:
-    """Start the command, send it alone a signal when it has told of so many results; its exit code and complaints."""
+    """Start the command, send it alone a signal when it has told of so many results; its exit code and complaints.
+
+    Everything that it had started must end with it.
+    """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command(folder, *arguments), cwd=folder, **pipes) as running:
+    with subprocess.Popen(command(folder, *arguments), cwd=folder, **pipes) as running, contextlib.ExitStack() as opened:
         told: Iterator[str] = (line for line in running.stdout if line.startswith("["))
         for _ in range(results):
             next(told)
+        handles = []
+        for process in below(running.pid):
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                handles.append(os.pidfd_open(process))
+                opened.callback(os.close, handles[-1])
+        assert handles
         running.send_signal(by)
         _, complaints = running.communicate()
+        for handle in handles:
+            assert select.select([handle], [], [], 60)[0], "a process is left"
     return running.returncode, complaints
 
 
@@ -177,7 +193,6 @@ def test_killed_three_times_and_resumed_it_ends_as_if_undisturbed(tmp_path):
     texts = {f"learner {number:02}": notebook(f"# {number}", Q1 if number % 3 else Q1_WRONG, Q2) for number in range(16)}
     write_class(tmp_path / "in", texts)
     (tmp_path / "secret").write_text("fedcba9876543210")
-    before = sandboxes()
     for count in (3, 4, 5):
         assert ended_after(count, tmp_path, "in", "--out", "killed", "--secret", "secret")[0] == -signal.SIGKILL
     whole, resumed = (
@@ -189,18 +204,15 @@ def test_killed_three_times_and_resumed_it_ends_as_if_undisturbed(tmp_path):
     assert 12 <= known <= 14  # one that was in hand at a kill may have been stored before it
     assert files(tmp_path / "killed") == files(tmp_path / "whole")
     assert sum(int(row["points"]) for row in rows(tmp_path / "whole").values()) == 10 * 2 + 6
-    assert sandboxes() <= before
 
 
 @needs_sandbox
 def test_stopped_by_ctrl_c_it_says_what_is_kept(tmp_path):
     write_class(tmp_path / "in", {f"learner {number:02}": notebook(f"# {number}", Q1) for number in range(30)})
-    before = sandboxes()
     code, complaints = ended_after(2, tmp_path, "in", "--out", "out", by=signal.SIGINT)
     said = re.fullmatch(r"course grade: stopped; (\d+) of 30 have their result, and the same command goes on\n", complaints)
     assert code == 130 and said and 2 <= int(said[1]) < 30, complaints
     assert len(list((tmp_path / "out" / "submissions").glob("*.json"))) == int(said[1])
-    assert sandboxes() <= before
 
 
 def test_without_a_sandbox_the_marks_are_the_same(tmp_path):
