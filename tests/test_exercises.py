@@ -1,7 +1,7 @@
 """Every exercise of the bank: solution, blank, mistakes, seeds, generated files.
 
-`SEEDS=20 python -m pytest tests/test_exercises.py` tries the quick questions on 20 seeds; with CI=true,
-the solutions of those that take long too.
+`SEEDS=20 python -m pytest tests/test_exercises.py` tries the quick questions on 20 seeds; with CI=true, the solutions
+of those that take long too, and with SEEDS_OF_LONG=20 their known mistakes, which takes hours: SEEDS_OF_LONG=5:10 is a part.
 """
 
 import linecache
@@ -22,12 +22,15 @@ from course_lib.grading.judging import judge, same
 pytest.importorskip("tensorflow")
 
 ROOT = Path(__file__).parents[1]
-SEEDS = tuple(range(int(os.environ.get("SEEDS", 2))))  # a mistake that takes long runs on the first
+SEEDS, SEEDS_OF_LONG = (
+    tuple(range(*map(int, os.environ.get(name, default).split(":")))) for name, default in (("SEEDS", "2"), ("SEEDS_OF_LONG", "1"))
+)
 EXERCISES = tuple(bank.MODULES)
 QUESTIONS = [(exercise, question) for exercise in EXERCISES for question in bank.questions(exercise)]
 MISTAKES = [(exercise, question, mistake) for exercise, question in QUESTIONS for mistake in question.mistakes]
 LONG = [row for row in MISTAKES if row[1].takes_long]
-RUN = [row for row in MISTAKES if not row[1].takes_long or row[2] is row[1].mistakes[0]]  # the other long ones are recorded
+# The other long ones are recorded, and run where more seeds are asked for.
+RUN = [row for row in MISTAKES if not row[1].takes_long or row[2] is row[1].mistakes[0] or SEEDS_OF_LONG != (0,)]
 
 
 # Verdicts that hold a number of the right answer and tell none: twice the bytes are off by the bytes; a scale is an input.
@@ -46,7 +49,7 @@ def cases(rows, seeds=False) -> list:
     made = []
     for row in rows:
         marks = (pytest.mark.slow,) if row[1].takes_long else ()
-        for seed in SEEDS[: 1 if marks else None] if seeds else (None,):
+        for seed in (SEEDS_OF_LONG if marks else SEEDS) if seeds else (None,):
             values, suffix = (row, "") if seed is None else ((*row, seed), f"-{seed}")
             made.append(pytest.param(*values, marks=marks, id=named(*row) + suffix))
     return made
