@@ -1173,7 +1173,7 @@ def answer(*ignored, **more):
     answers_q1("answers_markup", "answers", "['<script>alert(1)</script>'] * replicas", says="q1"),
     answers_q1("answers_complex", "answers", "[1j] * replicas", says="q1"),
     answers_q1("answers_nothing", "answers", "[]", says="q1"),
-    answers_q1("answers_none", "answers", "None", says="blank"),
+    answers_q1("answers_none", "answers", "None", says="returned None"),
     answers_q1("answers_an_error", "answers", "KeyboardInterrupt()", says="q1"),
     answers_q1("interrupts", "answers", "stop()", before="def stop():\n    raise KeyboardInterrupt", says="KeyboardInterrupt left the check"),
     answers_q1("recurses", "answers", "shard_sizes(global_batch, replicas)", says="RecursionError"),

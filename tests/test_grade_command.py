@@ -86,13 +86,14 @@ def test_marks_feedback_and_figures_are_there(graded):
     folder, done = graded
     assert done.returncode == 0 and done.stderr == "", done.stderr
     marks = rows(folder / "marks")
-    assert {learner: row["points"] for learner, row in marks.items()} == {"ana": "4", "ben": "0", "cleo": "1", "dan": "0"}
+    assert {learner: row["points"] for learner, row in marks.items()} == {"ana": "4", "ben": "0", "cleo": "1", "dan": ""}
     assert marks["cleo"]["mistakes"] == "q1: remainder dropped" and "not JSON" in marks["dan"]["problem"]
     assert {path.stem for path in (folder / "marks" / "feedback").iterdir()} == {"ana", "ben", "cleo", "dan"}
     figures = json.loads((folder / "marks" / "summary.json").read_text())
     assert figures["submissions"] == 4
     assert {"canvas", "moodle", "gradescope"} <= {path.name for path in (folder / "marks").iterdir()}
-    assert "4 submissions of 4 learners" in done.stdout and "not graded: dan/00_start_here.ipynb is not JSON" in done.stdout
+    assert "4 submissions of 4 learners; 0 graded already" in done.stdout and "for canvas in marks/canvas" in done.stdout
+    assert "not graded: dan/00_start_here.ipynb is not JSON" in done.stdout
 
 
 @needs_sandbox
@@ -100,7 +101,7 @@ def test_the_same_call_grades_nothing_twice(graded):
     folder, _ = graded
     before = files(folder / "marks")
     done = course_grade(folder, "handed in", "--out", "marks", "--export", "canvas", "--json")
-    assert "4 have their result" in done.stderr and "[1/" not in done.stderr
+    assert "4 learners; all graded already" in done.stderr and "[1/" not in done.stderr
     assert json.loads(done.stdout)["submissions"] == 4
     assert files(folder / "marks") == before
 
@@ -225,7 +226,7 @@ def test_without_a_sandbox_the_marks_are_the_same(tmp_path):
 def test_root_and_a_missing_sandbox_are_one_line(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     for enclosed in (True, False):
-        with pytest.raises(CourseError, match="must not run as root.*sudo -u"):
+        with pytest.raises(CourseError, match="must not run as root.*as an ordinary user"):
             sandbox.require(enclosed)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -265,9 +266,10 @@ def test_a_mistake_in_the_call_is_one_line(capsys, line, says):
     "arguments, says",
     [
         (["nowhere", "--out", "out"], "nowhere"),
-        (["in", "--out", "in/a/00_start_here.ipynb/out"], "cannot be made"),
+        (["in/a/00_start_here.ipynb", "--out", "in/a/00_start_here.ipynb/out"], "cannot be made"),
+        (["in", "--out", "in/marks"], "lies in the submissions' folder in: name a folder beside it"),
         (["in", "--out", "out", "--secret", "short"], "has 3 bytes"),
-        (["in", "--out", "out", "--secret", "no/secret"], "cannot be written"),
+        (["in", "--out", "out", "--secret", "none"], "there is no file none: write a secret"),
         (["in", "--out", "out", "--slurm", "2"], "Slurm"),
     ],
 )

@@ -1,7 +1,9 @@
 """From a notebook to a job, and from what a sandbox told to a result: pure, with records made up."""
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,10 +11,13 @@ from course_lib.grade import marking
 from course_lib.grade.box import Told
 from course_lib.grade.inside.answers import pack
 from course_lib.grade.limits import Limits
+from course_lib.grade.page import state
 from course_lib.grade.submissions import Submission
 from course_lib.grading import bank
+from course_lib.grading.cells import question_tags, read_notebook
 from course_lib.grading.probes import ex00
 
+ROOT = Path(__file__).parents[1]
 SECRET = b"a secret of the course"
 LIMITS = Limits(cell_seconds=7, seconds=70, memory_gib=3)
 QUESTIONS = bank.questions("00_start_here")
@@ -122,6 +127,25 @@ def test_what_other_cells_raised_is_noted_and_costs_nothing():
     result, _ = graded([([*errors, answers(right(SEEDS["q1"])), END], ENDED)])
     assert result.points == 1 and result.notes == ("cell 1 raised ValueError: no ",)
     assert "cell 2 raised ValueError: no " in result.verdicts[0].notes
+
+
+@pytest.mark.parametrize("error, says", [("SyntaxError: no colon", True), ("NotImplementedError: q1: write your answer here", False)])
+def test_an_answer_whose_cell_failed_is_not_called_blank(error, says):
+    missing = pack({"stopped": {"kind": "missing", "line": "it asks for shard_sizes"}})
+    result, _ = graded([([{"error": error, "at": 1}, answers(missing), END], ENDED)])
+    verdict = result.verdicts[0]
+    assert (verdict.problem == f"could not run: cell 2 raised {error}") == says == (state(verdict) == "wrong")
+    assert verdict.problem.startswith("has no answer yet") != says
+
+
+def test_the_published_answers_are_for_the_examiner_and_cost_nothing():
+    cells = read_notebook(ROOT / "solutions" / "00_start_here.ipynb")["cells"]
+    own = [cell["source"] for cell in cells if question_tags(cell)]
+    reworded = [re.sub(r"(?m)^ *###.*\n?", "", source) + "\n\n# my own" for source in own]
+    for sources, line in ((reworded, "q1, q2, q3, q4: the code is"), (own[:2], "q1, q2: the code is"), (own[:1], ""), ([Q1, Q2], "")):
+        result, _ = graded([([END], ENDED)], submission(*sources))
+        assert [said for said in result.review if "published" in said] == ([f"{line} the published solution's"] if line else [])
+    assert result.points == 0
 
 
 def test_threads_beside_a_check_are_for_the_examiner_and_cost_nothing():

@@ -140,12 +140,18 @@ def test_feedback_says_everything_that_helps(tmp_path):
     for part in ("4 of 5 points in 2 notebooks", "00_start_here: 1 of 1 point", "Not met yet : no example is lost", "2 of 10 are missing"):
         assert part in ana
     assert "You divide by the workers." in ana and "Look at the last line." in ana
-    assert "q2: read the two hints above" in ana and "Nothing is open here." in ana
+    assert "q2: read “Where to look” above" in ana and "Nothing is open here." in ana
     assert "Still blank , 0 of 2 points" in bo and "q3's check cell is gone" in bo and "epoch 1 loss 0.3" in bo
     assert "q2: start with the first target that is not met: no example is lost." in bo
     for part in ("What happened: KeyError: 'x'", "cell 4 raised", "Could not be checked , 0", "What happened: the kernel died in cell 5"):
         assert part in chen
     assert "could not be graded: 02.ipynb is no notebook: it has 0 bytes" in dee and "save, and hand in again" in dee
+
+
+def test_pages_of_learners_who_are_gone_are_removed(tmp_path):
+    feedback.write(tmp_path, CLASS)
+    (here,) = feedback.write(tmp_path, CLASS[:1])
+    assert list((tmp_path / "feedback").iterdir()) == [here]
 
 
 def test_feedback_and_gradescope_keep_to_themselves_what_is_for_the_examiner(tmp_path):

@@ -207,6 +207,29 @@ def test_exercise_comes_from_the_cell_else_the_name(tmp_path, path, named, exerc
     assert submission.name.endswith(f"--{exercise or 'unknown'}")
 
 
+NOTEBOOK_OF_ANA = {"ana/02.ipynb": notebook()}
+
+
+@pytest.mark.parametrize(
+    "paths, learners",
+    [
+        ({"gus/02.ipynb.txt": b"", "gus/notes/a.txt": b""}, ["gus"]),
+        ({"ben/02.zip": zipped({"02.ipynb": notebook(), "a.txt": b""}), "gus/a.txt": b""}, ["gus"]),
+        ({"doe_1_assignsubmission_file_/a.txt": b"", "roe_2_assignsubmission_file_/a.txt": b""}, ["doe (1)", "roe (2)"]),
+        ({"02_data_parallelism/ben/x.ipynb": notebook(), "02_data_parallelism/gus/a.txt": b""}, ["gus"]),
+        ({"ana/figures/a.png": b"", "readme.txt": b""}, []),
+    ],
+)
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+def test_a_learner_without_a_notebook_is_named(tmp_path, paths, learners, kind):
+    files = NOTEBOOK_OF_ANA | paths
+    (tmp_path / "all.zip").write_bytes(zipped(files))
+    found = find([tree(tmp_path / "all", files) if kind == "folder" else tmp_path / "all.zip"])
+    assert [one.learner for one in found if one.problem] == learners and "ana" in [one.learner for one in found if not one.problem]
+    assert all("there is no notebook (.ipynb) from" in one.problem and "a.txt" in one.problem for one in found if one.problem)
+    assert len({one.name for one in found}) == len(found)
+
+
 @pytest.mark.parametrize(
     "paths, counts",
     [
@@ -293,7 +316,10 @@ def test_what_cannot_be_read_gets_one_line(tmp_path, name, content, says):
 @pytest.mark.parametrize("cut", range(4, len(WHOLE), 37))
 def test_every_cut_of_a_zip_gets_a_line(tmp_path, cut):
     (tmp_path / "ana.zip").write_bytes(WHOLE[:cut])
-    assert "is no readable zip" in only(tmp_path / "ana.zip").problem
+    (tmp_path / "ben.ipynb").write_bytes(notebook())
+    ana, ben = find([tmp_path / "ana.zip", tmp_path / "ben.ipynb"])
+    assert "is no readable zip" in ana.problem and not ben.problem
+    assert re.search("ana.zip is no readable zip .*: download it again", said(tmp_path / "ana.zip"))
 
 
 def test_every_changed_byte_of_a_zip_is_survived(tmp_path):
@@ -337,10 +363,12 @@ def test_entries_are_counted(tmp_path, monkeypatch, entries, is_read):
     given = tree(tmp_path / "given", {"ana/02.zip": content})
     (tmp_path / "02.zip").write_bytes(content)
     # A learner's is counted before zipfile makes an object of each entry, so its line has no exact number.
-    for path, line in ((given, "holds more than 20 entries"), (tmp_path / "02.zip", "holds 21 entries, more than 20")):
-        submission = only(path)
-        assert submission.content == (notebook() if is_read else b"")
-        assert is_read or line in submission.problem
+    assert only(given).content == (notebook() if is_read else b"")
+    if is_read:
+        assert only(tmp_path / "02.zip").content == notebook()
+    else:
+        assert "holds more than 20 entries" in only(given).problem
+        assert "holds 21 entries, more than 20" in said(tmp_path / "02.zip")
 
 
 def test_links_and_special_files_are_never_opened(tmp_path):
@@ -426,8 +454,8 @@ def test_paths_that_cannot_be_graded_are_named(tmp_path):
     (tmp_path / "loop.ipynb").symlink_to(tmp_path / "loop.ipynb")
     os.mkfifo(tmp_path / "pipe.ipynb")
     assert "there is no file or folder" in said(tmp_path / "missing")
-    assert "there is no notebook in" in said(tmp_path / "empty")
-    assert "there is no notebook in" in said(tmp_path / "none.zip")
+    assert "ends in .ipynb or .zip" in said(tmp_path / "empty")
+    assert "ends in .ipynb or .zip" in said(tmp_path / "none.zip")
     assert "neither a folder, a .zip nor a .ipynb" in said(tmp_path / "a.tar")
     assert "neither a folder, a .zip nor a .ipynb" in said(tmp_path / "pipe.ipynb")
     assert "loop.ipynb cannot be read" in said(tmp_path / "loop.ipynb")

@@ -96,7 +96,6 @@ def test_unknown_mistake_earns_no_hint():
 @pytest.mark.parametrize(
     "source",
     [
-        "def double(x): pass",
         "def double(x): return ...",
         "double = ...",
         "double = None",
@@ -109,6 +108,12 @@ def test_blank_is_called_blank(source):
     assert verdict.summary == "q1 is still blank" and not verdict.right
 
 
+@pytest.mark.parametrize("source", ["def double(x): pass", "def double(x): y = 2 * x"])
+def test_an_answer_without_return_is_not_called_blank(source):
+    verdict = judge(DOUBLE, ask(DOUBLE.probe, DOUBLE.asks_for, in_notebook(source), 0), 0)
+    assert verdict.summary == "q1 is not right yet: double returned None; does it end with a `return`?" and not verdict.right
+
+
 def test_what_a_framework_has_not_implemented_is_no_blank():
     framework = in_notebook("def reduce(x): raise NotImplementedError('no such reduction')")
     summary = verdict_on(lambda x: framework["reduce"](x)).summary
@@ -116,9 +121,9 @@ def test_what_a_framework_has_not_implemented_is_no_blank():
 
 
 def test_missing_name_names_its_neighbours():
-    answers = ask(DOUBLE.probe, DOUBLE.asks_for, {"doubel": 1, "_double": 2, "x": 3}, 0)
+    answers = ask(DOUBLE.probe, DOUBLE.asks_for, {"doubel": len, "_double": len, "doubled": 3} | in_notebook("def doubel(): pass"), 0)
     line = judge(DOUBLE, answers, 0).summary
-    assert "asks for double" in line and line.endswith("Close: doubel")
+    assert "asks for double" in line and line.endswith("not run yet? Did you mean doubel?")
 
 
 def test_exception_gives_the_learners_own_line_and_no_other():

@@ -89,7 +89,8 @@ def hand_over(script: Path, *options: str) -> tuple[int, bool]:
     """Call sbatch; the job's number, and where it was waited for, whether it went well. Raises CourseError when refused."""
     done = subprocess.run(["sbatch", "--parsable", *options, str(script)], capture_output=True, text=True)
     if not done.stdout.strip():
-        raise CourseError(f"Slurm refused the job: {' '.join(done.stderr.split())}")
+        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise CourseError(f"Slurm took no job ({said}): is this a machine of the cluster, and does the script's partition exist?")
     return int(done.stdout.split(";")[0]), done.returncode == 0
 
 

@@ -25,6 +25,7 @@ _WHOLE_RUN = "Restart the kernel, run all cells from top to bottom, save, and ha
 def write(folder: Path, results: Iterable[Result]) -> list[Path]:
     """Write feedback/LEARNER.html for every learner into the folder; return the files in the learners' order.
 
+    Pages of an earlier call, of learners who are not in this one, are removed.
     Raises  CourseError, in one line, where one cannot be written
     """
     ordered = sorted(results, key=lambda result: (result.learner, result.exercise or "", result.file))
@@ -32,6 +33,8 @@ def write(folder: Path, results: Iterable[Result]) -> list[Path]:
     for learner, theirs in groupby(ordered, key=lambda result: result.learner):
         files.append(folder / FOLDER / f"{safe_name(learner)}.html")
         write_whole(files[-1], learner_page(learner, list(theirs)))
+    for old in {*(folder / FOLDER).glob("*.html")} - {*files}:
+        old.unlink(missing_ok=True)
     return files
 
 
@@ -111,7 +114,7 @@ def _step(verdict: Verdict) -> str:
     if kind == "unchecked":
         return f"{name}: change what the line above names, so that this answer can be run and checked."
     if verdict.hints:
-        return f"{name}: read the two hints above, change one thing, and run its check again."
+        return f"{name}: read “Where to look” above, change one thing, and run its check again."
     if missed:
         return f"{name}: start with the first target that is not met: {shown(missed)}."
     return f"{name}: start with the line above that says what happened; its check shows it to you as well."

@@ -12,14 +12,16 @@ from collections.abc import Generator
 from course_lib.grade.box import Told
 from course_lib.grade.inside.answers import Unreadable, unpack
 from course_lib.grade.limits import Limits
+from course_lib.grade.published import copied
 from course_lib.grade.results import Result
 from course_lib.grade.review import suspicious
 from course_lib.grade.submissions import Submission
 from course_lib.grading import bank
+from course_lib.grading.asking import WRITE_HERE
 from course_lib.grading.cells import answer_notes, answering_cells, checked_questions, notebook_of
 from course_lib.grading.judging import judge
 from course_lib.grading.question import Question
-from course_lib.grading.verdict import Verdict
+from course_lib.grading.verdict import NO_ANSWER, Verdict
 
 MOST_ERRORS = 5  # of cells, told in the notes
 RUNS = 3  # of one notebook: the first, and two more without the cell that ended one
@@ -61,7 +63,7 @@ def grading(submission: Submission, secret: bytes, limits: Limits, graded_by: st
         seeds=seeds,
         verdicts=marks.verdicts(cells, endings),
         notes=(*submission.notes, *marks.errors_beside(job["answering"]), *endings),
-        review=(*dict.fromkeys(marks.review), *suspicious(cells)),
+        review=(*dict.fromkeys(marks.review), *copied(submission.exercise, cells), *suspicious(cells)),
         output=told.ending.get("output", ""),
     )
 
@@ -150,11 +152,20 @@ class _Marks:
         """One per question, with what was odd about the notebook; unanswered ones say what ended the run."""
         return tuple(
             dataclasses.replace(
-                self._verdicts.get(name) or _without_points(question, _unchecked(endings)),
+                self._verdict_or_error(question, cells) or _without_points(question, _unchecked(endings)),
                 notes=tuple(answer_notes(question, cells, self._errors)),
             )
-            for name, question in self._questions.items()
+            for question in self._questions.values()
         )
+
+    def _verdict_or_error(self, question: Question, cells: list[dict]) -> Verdict | None:
+        """The verdict; where an answer is missing because its own cell failed, that error."""
+        verdict = self._verdicts.get(question.name)
+        errors = [self._errors.get(place + 1, "") for place in answering_cells(cells, question)]
+        failed = next((error for error in errors if error and WRITE_HERE not in error), None)
+        if verdict and failed and verdict.problem.startswith(NO_ANSWER):
+            return _without_points(question, f"could not run: {failed}")
+        return verdict
 
 
 def _unchecked(endings: list[str]) -> str:

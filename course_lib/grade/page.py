@@ -10,7 +10,7 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
-from course_lib.grading.verdict import Verdict
+from course_lib.grading.verdict import NO_ANSWER, Verdict
 
 LONGEST_LINE = 600  # characters; the checks' own lines stay well below
 LONGEST_BLOCK = 20_000
@@ -124,6 +124,6 @@ def state(verdict: Verdict) -> str:
     """What became of a question, as the class that colours it: "right", "wrong", "blank" or "unchecked"."""
     if verdict.right:
         return "right"
-    if verdict.problem.startswith(("is still blank", "has no answer")):
+    if verdict.problem.startswith(("is still blank", NO_ANSWER)):
         return "blank"
     return "unchecked" if verdict.problem.startswith("was not checked") else "wrong"

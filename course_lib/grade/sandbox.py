@@ -43,8 +43,8 @@ def require(enclosed: bool = True) -> None:
     """
     if os.geteuid() == 0:
         raise CourseError(
-            "learner code must not run as root: limits do not bind it; grade as an ordinary user, "
-            "such as `sudo -u nobody course grade ...`"
+            "learner code must not run as root, whom limits do not bind: run the same command as an ordinary user "
+            "who can read the submissions and write the --out folder"
         )
     if not enclosed:
         return

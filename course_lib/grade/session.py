@@ -33,13 +33,15 @@ def grade(arguments: argparse.Namespace) -> int:
     enclosed = not arguments.run_submissions_as_me
     sandbox.require(enclosed)
     out, limits = arguments.out, _limits(arguments)
+    _require_beside(out, arguments.path)
     stored = _folder(out / "submissions")
-    secret = _secret(arguments.secret or out / "secret")
+    secret = _secret(arguments)
     graded_by = _graded_by(secret, limits)
     found = submissions.find(arguments.path)
     mine = _share(found, arguments.share)
     done = {one.name: result for one in mine if (result := _known(stored, one, graded_by))}
-    _say(arguments, f"{len(mine)} submissions of {len({one.learner for one in mine})} learners; {len(done)} have their result")
+    known = "all" if len(done) == len(mine) else len(done)
+    _say(arguments, f"{_count(len(mine), 'submission')} of {_count(len({one.learner for one in mine}), 'learner')}; {known} graded already")
     try:
         for one, result, left in _graded([one for one in mine if one.name not in done], secret, limits, graded_by, arguments.jobs, enclosed):
             results.write(stored, one.name, result)
@@ -78,14 +80,15 @@ def _report(out: Path, graded: list[Result], arguments: argparse.Namespace) -> N
         if result.problem:
             named = result.problem if result.file in result.problem else f"{result.file}: {result.problem}"
             _say(arguments, f"not graded: {named}")
-    _say(arguments, f"marks in {out / 'results.csv'}, feedback in {out / 'feedback'}, figures in {out / 'summary.html'}")
+    forms = "".join(f", for {form} in {out / form}" for form in arguments.export)
+    _say(arguments, f"marks in {out / 'results.csv'}{forms}, feedback in {out / 'feedback'}, figures in {out / 'summary.html'}")
     if arguments.json:
         print(json.dumps(summary.figures(graded), indent=2))
 
 
 def _through_slurm(arguments: argparse.Namespace) -> int:
     out = _folder(arguments.out).resolve()
-    _secret(arguments.secret or out / "secret")  # before any task could make one of its own
+    _secret(arguments)  # before any task could make one of its own
     array, merge = slurm.write(out, _call(arguments, out), arguments.slurm, arguments.jobs, arguments.memory_gib, arguments.sbatch)
     first, second = slurm.submit(array, merge, wait=arguments.wait)
     print(f"Slurm's jobs {first}, an array of {arguments.slurm}, and {second}, the merge; marks come into {out}")
@@ -120,8 +123,17 @@ def _graded_by(secret: bytes, limits: Limits) -> str:
     return told.hexdigest()
 
 
-def _secret(file: Path) -> bytes:
-    """The course's secret; made when the file is not there, readable by its owner alone."""
+def _require_beside(out: Path, paths: list[Path]) -> None:
+    for path in paths:
+        if path.is_dir() and out.resolve().is_relative_to(path.resolve()):
+            raise CourseError(f"--out {out} lies in the submissions' folder {path}: name a folder beside it")
+
+
+def _secret(arguments: argparse.Namespace) -> bytes:
+    """The course's secret: the named file, which must be there, or the one in the folder, made for its owner alone."""
+    file = arguments.secret or arguments.out / "secret"
+    if arguments.secret and not file.exists():
+        raise CourseError(f"there is no file {file}: write a secret of {SECRET_BYTES // 2} bytes or more there, or leave --secret out")
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -146,6 +158,10 @@ def _share(found: list[Submission], share: tuple[int, int] | None) -> list[Submi
         return found
     mine, shares = share
     return [one for one in found if int(hashlib.sha256(one.name.encode()).hexdigest(), 16) % shares == mine]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + "s" * (number != 1)
 
 
 def _line(result: Result) -> str:

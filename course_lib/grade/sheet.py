@@ -22,7 +22,8 @@ _FORMULA = re.compile("(^|; *)(?=[=+@\uff1d\uff0b\uff0d\uff20-].)")
 def write(folder: Path, results: Iterable[Result]) -> None:
     """Write results.csv into the folder: a row per submission, by learner, exercise and file.
 
-    A question's cell is empty where there is no verdict; review is a number of lines.
+    A question's cell is empty where there is no verdict, points and of where nothing could be graded; review is a
+    number of lines.
     Raises  CourseError, in one line, where it cannot be written
     """
     ordered = sorted(results, key=lambda result: (result.learner, result.exercise or "", result.file))
@@ -47,7 +48,8 @@ def _row(result: Result) -> list[object]:
     points = {verdict.question: verdict.points for verdict in result.verdicts}
     mistakes = [f"{verdict.question}: {verdict.mistake}" for verdict in result.verdicts if verdict.mistake]
     return [
-        *(result.learner, result.exercise or "", result.points, result.of),
+        *(result.learner, result.exercise or ""),
+        *(("", "") if result.problem else (result.points, result.of)),
         *(points.get(question, "") for question in QUESTIONS),
         *("; ".join(mistakes), len(result.review), result.problem, result.file),
     ]

@@ -18,7 +18,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from course_lib.errors import CourseError
-from course_lib.grade.whose import Owner, ending, exercise_of, is_junk, natural, owners, parts_of, safe_name, shown
+from course_lib.grade.whose import (
+    Owner,
+    ending,
+    exercise_of,
+    is_junk,
+    natural,
+    owner_of_folder,
+    owners,
+    parts_of,
+    safe_name,
+    shown,
+)
 from course_lib.grading.cells import exercise_name, notebook_of
 
 NOTEBOOK_BYTES = 20_000_000
@@ -51,7 +62,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class _Item:
-    """A notebook or zip, its path in the given one that it was found in, and what opens it."""
+    """A notebook, zip or, to be named only, another file: its path in the given one that it was found in, and what opens it."""
 
     root: Path  # a notebook's folder if it was given itself
     parts: tuple[str, ...]
@@ -59,17 +70,28 @@ class _Item:
     open: Callable[[], io.BufferedIOBase]
     problem: str = ""
 
+    @property
+    def counts(self) -> bool:
+        """Whether it is a notebook or zip, or stands for one that cannot be read."""
+        return bool(self.problem or not self.parts or ending(self.parts[-1]))
+
 
 def find(paths: list[Path]) -> list[Submission]:
     """Every submission in the folders, .zip and .ipynb files, by learner and exercise; some have a problem.
 
-    Returns  one per learner and exercise, and one per learner for all that is of no known exercise
+    Returns  one per learner and exercise, and one per learner for all that is of no known exercise, or if there is
+             no notebook in the learner's folder beside those of others
     Raises   CourseError, in one line, for a path that does not exist, is of another kind, or holds no notebook
     """
     learners, found, left = defaultdict(list), [], TOTAL_BYTES
-    items = _items(paths)
-    for item, owner in zip(items, owners([(item.root, item.parts) for item in items])):
+    items, others = _items(paths)
+    whose = owners([(item.root, item.parts) for item in items])
+    for item, owner in zip(items, whose):
         learners[owner.learner].append((item, owner))
+    for learner, files in _without_notebook(items, whose, others).items():
+        if learner not in learners:
+            problem = f"there is no notebook (.ipynb) from {learner}, only {_listed(files, ', ')}"
+            found.append(Submission(learner, None, f"{safe_name(learner)}--unknown", files[0], b"", (), problem))
     for learner in sorted(learners, key=lambda learner: (natural(learner), learner)):
         groups = defaultdict(list)
         for rank, read in _contents(learners[learner], min(left, LEARNER_BYTES)):
@@ -77,26 +99,38 @@ def find(paths: list[Path]) -> list[Submission]:
         ours = [_counting(groups[exercise]) for exercise in sorted(groups, key=lambda it: it or "~")]
         left -= sum(len(submission.content) for submission in ours)
         found += ours
+    return sorted(found, key=lambda submission: (natural(submission.learner), submission.learner))
+
+
+def _without_notebook(items: list[_Item], whose: list[Owner], others: list[_Item]) -> dict[str, list[str]]:
+    """The files of folders that stand beside those of learners and hold no notebook, by whom such a folder tells of."""
+    known = {(item.root, owner.place) for item, owner in zip(items, whose) if len(item.parts) > len(owner.place)}
+    levels, found = {(root, place[:-1]) for root, place in known}, defaultdict(list)
+    for item in others:
+        for root, level in levels:
+            place = item.parts[: len(level) + 1]
+            is_beside = item.root == root and place[:-1] == level and len(item.parts) > len(place)
+            if is_beside and (root, place) not in known and (learner := owner_of_folder(place[-1])):
+                found[learner].append(item.file)
     return found
 
 
-def _items(paths: list[Path]) -> list[_Item]:
-    """All notebooks and zips in the paths, each file once, in whatever order the paths are given."""
+def _items(paths: list[Path]) -> tuple[list[_Item], list[_Item]]:
+    """All notebooks and zips in the paths, and all other files, each once, in whatever order the paths are given."""
     given = sorted({_resolved(path) for path in paths}, key=lambda path: (path.is_file(), len(path.parts), path))
     archive = functools.lru_cache(_ARCHIVES_OPEN)(_archive)  # a class may be a thousand zips
     found, seen = [], {path for path in given if ending(path.name) == ".zip"}
     for path in given:  # folders first: a file in one belongs to its learner there
         if path.is_file() and ending(path.name) == ".zip":
-            here = fresh = list(_given_zip(path, archive))
+            here = fresh = list(_given_zip(path, archive, alone=len(given) == 1))
         else:
-            items = _folder_items(path) if path.is_dir() else [_file_item(path.parent, (path.name,))]
-            here = {item.root.joinpath(*item.parts): item for item in items}
-            fresh = [item for place, item in here.items() if place not in seen]
-            seen |= here.keys()
-        if not here:
-            raise CourseError(f"there is no notebook in {shown(str(path))}: give the folder or zip of the submissions")
+            here = list(_folder_items(path)) if path.is_dir() else [_file_item(path.parent, (path.name,))]
+            fresh = [item for item in here if item.root.joinpath(*item.parts) not in seen]
+            seen |= {item.root.joinpath(*item.parts) for item in fresh}
+        if not any(item.counts for item in here):
+            raise CourseError(f"nothing in {shown(str(path))} ends in .ipynb or .zip: give the folder or zip of the submissions")
         found += fresh
-    return found
+    return [item for item in found if item.counts], [item for item in found if not item.counts]
 
 
 def _resolved(path: Path) -> Path:
@@ -107,7 +141,7 @@ def _resolved(path: Path) -> Path:
     except (OSError, RuntimeError, ValueError) as error:
         raise CourseError(f"{shown(str(path))} cannot be read: {_reason(error)}") from None
     if not found.is_dir() and not (found.is_file() and ending(found.name)):
-        raise CourseError(f"{shown(str(path))} is neither a folder, a .zip nor a .ipynb file")
+        raise CourseError(f"{shown(str(path))} is neither a folder, a .zip nor a .ipynb file, and these are what can be graded")
     return found
 
 
@@ -129,17 +163,22 @@ def _folder_items(root: Path) -> Iterator[_Item]:
                 item = _file_item(root, (*parts, entry.name))
                 odd = "is a link, and links are not followed" if entry.is_symlink() else "is no ordinary file"
                 yield item if entry.is_file(follow_symlinks=False) else replace(item, problem=odd)
+            elif parts:
+                yield _file_item(root, (*parts, entry.name))
 
 
 def _file_item(root: Path, parts: tuple[str, ...]) -> _Item:
     return _Item(root, parts, shown("/".join(parts)), functools.partial(root.joinpath(*parts).open, "rb"))
 
 
-def _given_zip(path: Path, archive: Callable[[Path], zipfile.ZipFile]) -> Iterator[_Item]:
+def _given_zip(path: Path, archive: Callable[[Path], zipfile.ZipFile], alone: bool) -> Iterator[_Item]:
+    """What is in it; a zip that cannot be read is a learner's among others, and a mistake in the call when it is alone."""
     whole = replace(_file_item(path.parent, (path.name,)), root=path)
     try:
         yield from _zip_items(functools.partial(archive, path), replace(whole, parts=()))
     except CourseError as error:
+        if alone:
+            raise CourseError(f"{shown(str(path))} {error}: download it again, or give the unpacked folder") from None
         yield replace(whole, problem=str(error))
 
 
@@ -154,13 +193,14 @@ def _archive(source: Path | io.BytesIO) -> zipfile.ZipFile:
 
 
 def _zip_items(archive: Callable[[], zipfile.ZipFile], whole: _Item) -> Iterator[_Item]:
-    """The notebooks and zips in an archive; the names in it are labels, and never become paths."""
+    """The files in an archive; the names in it are labels, and never become paths."""
     for entry in archive().infolist():
         parts = parts_of(entry.filename)
-        if parts and ending(parts[-1]) and not entry.is_dir() and not any(map(is_junk, parts)):
+        if parts and not entry.is_dir() and not any(map(is_junk, parts)):
             file = f"{whole.file}: {shown('/'.join(parts))}"
             is_nested = whole.parts and ending(parts[-1]) == ".zip"
             problem = "is a zip inside a zip, which is not opened" if is_nested else _entry_problem(entry)
+            problem = problem if ending(parts[-1]) else ""
             yield _Item(whole.root, whole.parts + parts, file, lambda entry=entry: archive().open(entry), problem)
 
 
@@ -207,7 +247,8 @@ def _opened(outer: _Item) -> Iterator[_Item]:
         if content.count(b"PK\x01\x02") > ZIP_ENTRIES:  # before zipfile makes an object of each
             raise CourseError(f"holds more than {ZIP_ENTRIES:,} entries")
         with _archive(io.BytesIO(content)) as archive:
-            yield from list(_zip_items(lambda: archive, outer)) or [replace(outer, problem="holds no notebook")]
+            held = [item for item in _zip_items(lambda: archive, outer) if item.counts]
+            yield from held or [replace(outer, problem="holds no notebook")]
     except CourseError as error:
         yield replace(outer, problem=str(error))
 
@@ -235,6 +276,11 @@ def _counting(reads: list[tuple[tuple, Submission]]) -> Submission:
     """The one of a learner's notebooks of one exercise that counts; without an exercise, all of them in one."""
     counts, *others = [read for _, read in sorted(reads, key=lambda ranked: ranked[0])[::-1]]
     lines = [read.problem or read.file for read in (others if counts.exercise else [counts, *others])]
-    listed = "; ".join(lines[:_MOST_NAMED]) + (f" and {more} more" if (more := len(lines) - _MOST_NAMED) > 0 else "")
+    listed = _listed(lines, "; ")
     note = f"{counts.file} counts; of the same exercise, set aside: {listed}"
     return replace(counts, notes=(note,) if others else ()) if counts.exercise else replace(counts, problem=listed)
+
+
+def _listed(lines: list[str], between: str) -> str:
+    more = len(lines) - _MOST_NAMED
+    return between.join(lines[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -47,11 +47,13 @@ class Owner:
     learner  as shown; different learners never look the same
     again    Canvas' number of the resubmission; 0 for the first
     tells    the names that may tell of the exercise: folders from outside in, then its own
+    place    its path as far as the name that tells of the learner
     """
 
     learner: str
     again: int
     tells: tuple[str, ...]
+    place: tuple[str, ...]
 
 
 def owners(places: Sequence[tuple[PurePath, tuple[str, ...]]]) -> list[Owner]:
@@ -75,8 +77,13 @@ def owners(places: Sequence[tuple[PurePath, tuple[str, ...]]]) -> list[Owner]:
         learner = _learner(f"{name} in {root.name}" if is_shared else name)
         first = parts[skip]
         tells = parts if _platform(first) or ending(first) else parts[:skip] + parts[skip + 1 :]
-        found.append(Owner(learner, again, tells))
+        found.append(Owner(learner, again, tells, parts[: skip + 1]))
     return found
+
+
+def owner_of_folder(name: str) -> str | None:
+    """The learner that a folder beside those of others tells of; an exercise's tells of none."""
+    return None if name in bank.MODULES else _learner(_person(name)[0])
 
 
 def _is_wrapped(places: list[tuple[str, ...]]) -> bool:

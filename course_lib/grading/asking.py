@@ -24,6 +24,10 @@ class NotPlain(TypeError):
     """A probe's value is more than numbers, text and arrays."""
 
 
+class ReturnedNothing(Exception):
+    """A function of the learner's came back without an answer."""
+
+
 class Stopped(Exception):
     """Raised by a probe whose learner's code ran in other processes and did not get as far as an answer there.
 
@@ -48,7 +52,7 @@ def ask(
     look     called with what a function of the learner's has come back with; gives what the probe gets instead
     Returns  the probe's plain values; or, when the code did not get that far,
              {"stopped": {"kind", "line", ...}} with kind "missing", "blank",
-             "raised" (and its "error") or "not plain"
+             "nothing", "raised" (and its "error") or "not plain"
     """
     for name in asks_for:
         if name not in names:
@@ -62,6 +66,8 @@ def ask(
         return _stopped("not plain", str(error))
     except Stopped as stop:
         return _stopped(stop.kind, stop.line, error=stop.error)
+    except ReturnedNothing as error:
+        return _stopped("nothing", f"{_first_line(str(error))}; does it end with a `return`?")
     except Exception as error:
         if isinstance(error, NotImplementedError) and _is_blank(error, names):
             return _stopped("blank", _first_line(str(error)))
@@ -101,24 +107,26 @@ def _stopped(kind: str, line: str, **more: str) -> dict[str, object]:
 
 
 def _missing(name: str, names: Mapping[str, object]) -> str:
-    mine = [other for other in names if not other.startswith("_")]
+    mine = [other for other in names if not other.startswith("_") and isinstance(names[other], (FunctionType, type))]
     close = difflib.get_close_matches(name, mine, n=3)
     return (
         f"it asks for {name}, which this notebook has not defined; "
-        "was its cell deleted, renamed, or not run yet?" + (f" Close: {', '.join(close)}" if close else "")
+        "was its cell deleted, renamed, or not run yet?" + (f" Did you mean {' or '.join(close)}?" if close else "")
     )
 
 
 def _watched(value: object, look: Callable[[object], object]) -> object:
-    """A function, or an object that the learner made callable; one that comes back without an answer is blank."""
+    """A function, or an object that the learner made callable; its answers are looked at, and none is told."""
     if not isinstance(value, FunctionType) and (isinstance(value, type) or type(value).__module__ != "__main__" or not callable(value)):
         return value
 
     @functools.wraps(value)
     def answered(*args, **kwargs):
         result = look(value(*args, **kwargs))
-        if result is None or result is ...:
-            raise NotImplementedError(f"{answered.__name__} returned {result}: {WRITE_HERE}")
+        if result is None:
+            raise ReturnedNothing(f"{answered.__name__} returned None")
+        if result is ...:
+            raise NotImplementedError(WRITE_HERE)
         return map(look, result) if isinstance(result, GeneratorType) else result
 
     return answered

@@ -8,7 +8,7 @@ import numpy as np
 
 from course_lib.grading.asking import ask
 from course_lib.grading.question import Answers, Mistake, Question, Target
-from course_lib.grading.verdict import TargetResult, Verdict
+from course_lib.grading.verdict import NO_ANSWER, TargetResult, Verdict
 
 RELATIVE, ABSOLUTE = 1e-5, 1e-7  # float32 rounding; mistakes differ by far more
 LONGEST_DETAIL, LONGEST_PROBLEM = 300, 600  # characters; an answer may quote megabytes into either
@@ -106,7 +106,7 @@ def _cut(line: str, longest: int) -> str:
 
 
 def _has_no_answer(stopped: dict | None) -> bool:
-    return bool(stopped) and stopped["kind"] in ("missing", "blank")
+    return bool(stopped) and stopped["kind"] in ("missing", "blank", "nothing")
 
 
 def _problem(stopped: dict) -> str:
@@ -114,5 +114,5 @@ def _problem(stopped: dict) -> str:
         return "is still blank"
     line = _cut(stopped["line"], LONGEST_PROBLEM)
     if stopped["kind"] == "missing":
-        return f"has no answer yet: {line}"
+        return f"{NO_ANSWER} yet: {line}"
     return f"is not right yet: {line}"

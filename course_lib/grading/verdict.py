@@ -85,6 +85,7 @@ class Verdict:
         )
 
 
+NO_ANSWER = "has no answer"  # begins the problem of a verdict on a name that is not there
 _LABELS = ("What is wrong", "Where to look")
 
 

@@ -15,7 +15,7 @@ class Exercise:
 
     def __call__(self, question_name: str) -> None:
         """Say that the question is checked by whoever grades."""
-        print(f"{question_name} of {self.name} is checked outside")
+        print(f"{question_name}: its verdict is on the feedback page")
 
     def __repr__(self) -> str:
-        return f"{self.name}: checked outside"
+        return f"{self.name}: the verdicts are on the feedback page"

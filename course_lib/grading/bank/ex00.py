@@ -226,7 +226,7 @@ PLACE = Question(
         Mistake(
             "default device",
             "All your tensors live on the first device, where TensorFlow puts what nobody places.",
-            "Open a `with tf.device(name):` for each array, inside the loop.",
+            "An operation runs where it is written: which lines of yours stand inside the `with tf.device(name):` of their array?",
             lambda values, device_names: _place(values, [None] * len(values)),
             _on_default_device,
         ),
