@@ -17,7 +17,8 @@ FOLDER = "feedback"
 WORDS = {"right": "right", "wrong": "not right yet", "blank": "still blank", "unchecked": "could not be checked"}
 FOOTER = (
     "A question gives its points when all of its targets are met; your functions met inputs that were drawn for "
-    "your submission. Does something here look wrong to you? Show this page to your examiner."
+    "your submission. Cells are counted from the top of the notebook, text included. Does something here look wrong "
+    "to you? Show this page to your examiner."
 )
 _WHOLE_RUN = "Restart the kernel, run all cells from top to bottom, save, and hand in again if your course allows it."
 

@@ -135,18 +135,22 @@ def matrices(seed: int) -> list[tuple[int, int, int]]:
     just_past = [128 * int(n) + 1 for n in rng.integers(1, 6, size=2)]
     drawn = [(int(a), int(b)) for a, b in rng.integers(8, 1500, size=(4, 2))]
     narrow = (int(rng.integers(700, 2000)), int(rng.integers(9, 16)))
-    shapes = [*drawn, tuple(just_past), (128 * int(rng.integers(2, 9)), 130), narrow, narrow[::-1], (24, 384)]
+    short_side_up = (int(rng.integers(129, 160)), int(rng.integers(90, 121)))  # smaller with its shorter side along the 128
+    shapes = [*drawn, tuple(just_past), (128 * int(rng.integers(2, 9)), 130), narrow, narrow[::-1], (24, 384), short_side_up]
     return [(*shape, itemsize) for shape in shapes for itemsize in (4, 2)]
 
 
 def budgets(seed: int) -> list[dict[str, int]]:
-    """q3's searches: two kernels' outer sides and a budget; the last holds no width at all."""
+    """q3's searches: two kernels' outer sides and a budget; one's width is no multiple of 128, the last holds none at all."""
     rng = np.random.default_rng([seed, 1])
     cases = []
     for itemsize in (4, 2, 4):
         inputs, outputs = (int(n) for n in rng.integers(130, 1000, size=2))
         width = 128 * int(rng.integers(2, 5)) + int(rng.integers(20, 110))
         cases.append({"inputs": inputs, "outputs": outputs, "itemsize": itemsize, "budget_bytes": (inputs + outputs + 90) * width * itemsize})
+    inputs, outputs = (128 * int(n) for n in rng.integers(2, 7, size=2))  # whole tiles, so that the width is rounded to 8 alone
+    width = 128 * int(rng.integers(2, 5)) + 8 * int(rng.integers(2, 15))
+    cases.append({"inputs": inputs, "outputs": outputs, "itemsize": 2, "budget_bytes": (inputs + outputs) * width * 2})
     return [*cases, {"inputs": 300, "outputs": 300, "itemsize": 4, "budget_bytes": 9000}]
 
 
@@ -222,7 +226,7 @@ def trainings(seed: int) -> list[dict[str, object]]:
     """q5's cases: a model, a chip's figures, slices, and the largest global batch that still learns."""
     rng = np.random.default_rng(seed)
     cases = []
-    for name, gradient_bytes, room in (("v5e", 4, 0.7), ("v5p", 2, 0.4), ("v6e", 4, 1.6), ("v4", 2, 30), ("v5e", 2, 0.02)):
+    for name, gradient_bytes, room in (("v5e", 4, 0.7), ("v5p", 2, 0.4), ("v6e", 4, 1.6), ("v4", 2, 30), ("v5e", 2, 0.015)):
         chip, parameters = tpu.CHIPS[name], int(rng.integers(2e8, 9e8))
         row_flops = 6 * parameters * int(rng.integers(8, 60))
         figures = {"flops_per_second": chip.flops_per_second, "sent_per_second": chip.sent_per_second}
