@@ -1,11 +1,9 @@
 """`course grade` as an examiner runs it: real sandboxes, an ordinary user, small classes."""
 
-import contextlib
 import csv
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import subprocess
@@ -13,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from unprivileged import as_nobody, give_to_nobody
 
@@ -157,35 +156,20 @@ def test_nothing_passes_from_one_submission_to_the_next(tmp_path):
     )
 
 
-def below(process: int) -> list[int]:
-    """The ids of the processes that a process has started, and that these have started."""
-    listing = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    pairs, found = [tuple(map(int, line.split())) for line in listing.splitlines()], [process]
-    for parent in found:
-        found += [child for child, started_by in pairs if started_by == parent]
-    return found[1:]
-
-
 def ended_after(results: int, folder: Path, *arguments: object, by: signal.Signals = signal.SIGKILL) -> tuple[int, str]:
     """Start the command, send it alone a signal when it has told of so many results; its exit code and complaints.
 
     Everything that it had started must end with it.
     """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command(folder, *arguments), cwd=folder, **pipes) as running, contextlib.ExitStack() as opened:
+    with subprocess.Popen(command(folder, *arguments), cwd=folder, **pipes) as running:
         told: Iterator[str] = (line for line in running.stdout if line.startswith("["))
         for _ in range(results):
             next(told)
-        handles = []
-        for process in below(running.pid):
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                handles.append(os.pidfd_open(process))
-                opened.callback(os.close, handles[-1])
-        assert handles
+        started = psutil.Process(running.pid).children(recursive=True)
         running.send_signal(by)
         _, complaints = running.communicate()
-        for handle in handles:
-            assert select.select([handle], [], [], 60)[0], "a process is left"
+    assert started and not psutil.wait_procs(started, timeout=60)[1]
     return running.returncode, complaints
 
 

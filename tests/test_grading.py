@@ -114,6 +114,13 @@ def test_an_answer_without_return_is_not_called_blank(source):
     assert verdict.summary == "q1 is not right yet: double returned None; does it end with a `return`?" and not verdict.right
 
 
+def test_an_answer_without_return_is_told_so_while_tensorflow_traces():
+    tf = pytest.importorskip("tensorflow")
+    traced = in_notebook("def double(x): y = 2 * x")
+    answers = ask(lambda names, seed: {"y": tf.function(lambda x: names["double"](x))(tf.constant(1.0)).numpy()}, ("double",), traced, 0)
+    assert answers["stopped"] == {"kind": "nothing", "line": "double returned None; does it end with a `return`?"}
+
+
 def test_what_a_framework_has_not_implemented_is_no_blank():
     framework = in_notebook("def reduce(x): raise NotImplementedError('no such reduction')")
     summary = verdict_on(lambda x: framework["reduce"](x)).summary

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from course_lib.grade.page import block, bullets, page, shown, state
+from course_lib.grade.page import block, bullets, counted, page, shown, state
 from course_lib.grade.results import Result, write_whole
 from course_lib.grade.whose import safe_name
 from course_lib.grading.verdict import TargetResult, Verdict
@@ -42,7 +42,7 @@ def write(folder: Path, results: Iterable[Result]) -> list[Path]:
 def learner_page(learner: str, results: list[Result]) -> str:
     """The page's HTML, from all results of this learner."""
     points, of = sum(result.points for result in results), sum(result.of for result in results)
-    count = f"{len(results)} notebook" + "s" * (len(results) != 1)
+    count = counted(len(results), "notebook")
     lead = f"{points} of {_points(of)} in {count}." if of else f"No points yet, from {count}: here is how to get them."
     parts = [_contents(results)] if len(results) > 1 else []
     parts += [_exercise(result, number) for number, result in enumerate(results, 1)]
@@ -122,4 +122,4 @@ def _step(verdict: Verdict) -> str:
 
 
 def _points(count: int) -> str:
-    return f"{count} point" + "s" * (count != 1)
+    return counted(count, "point")

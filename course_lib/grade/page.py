@@ -120,6 +120,11 @@ def table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[str]], n
     )
 
 
+def counted(number: int, what: str) -> str:
+    """The number with its noun: 1 point, 2 points."""
+    return f"{number} {what}" + "s" * (number != 1)
+
+
 def state(verdict: Verdict) -> str:
     """What became of a question, as the class that colours it: "right", "wrong", "blank" or "unchecked"."""
     if verdict.right:

@@ -5,9 +5,9 @@ A line costs no point, and goes to the examiner alone.
 
 import ast
 import functools
-import warnings
 from pathlib import Path
 
+from course_lib.grade.review import syntax_tree
 from course_lib.grading import bank
 from course_lib.grading.cells import answering_cells, read_notebook
 from course_lib.grading.question import Question
@@ -24,7 +24,8 @@ def copied(exercise: str, cells: list[dict]) -> tuple[str, ...]:
     Returns  one line, or none
     """
     published = _published(exercise)
-    same = [question.name for question in bank.questions(exercise) if published.get(question.name, "") == _code(question, cells) != ""]
+    own = {question.name: _code(question, cells) for question in bank.questions(exercise)}
+    same = [name for name, code in own.items() if code and code == published[name]]
     return (f"{', '.join(same)}: the code is the published solution's",) if len(same) >= LEAST else ()
 
 
@@ -42,11 +43,10 @@ def _code(question: Question, cells: list[dict]) -> str:
     if len(source) > _COMPARED:
         return ""
     try:
-        with warnings.catch_warnings(action="ignore"):  # about the learner's text
-            tree = ast.parse(source)
-            for part in ast.walk(tree):
-                if isinstance(part, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(part, clean=False) is not None:
-                    del part.body[0]
-            return ast.dump(tree) if tree.body else ""
+        tree = syntax_tree(source)
+        for part in ast.walk(tree):
+            if isinstance(part, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(part, clean=False) is not None:
+                del part.body[0]
+        return ast.dump(tree) if tree.body else ""
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""

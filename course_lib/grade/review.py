@@ -70,7 +70,7 @@ def _in_source(source: str, names: dict[str, str]) -> list[str]:
     """What one cell does; its names of modules, and of what is in them, are added to names."""
     for text in (source, _MAGIC.sub(_without_magic, source)):
         with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-            tree = _tree(text)
+            tree = syntax_tree(text)
             break
     else:
         return _mentions(source)
@@ -83,7 +83,8 @@ def _in_source(source: str, names: dict[str, str]) -> list[str]:
     return [*_mentions(magics), *found, *_in_encoded(nodes)]
 
 
-def _tree(source: str) -> ast.Module:
+def syntax_tree(source: str) -> ast.Module:
+    """A cell's tree; Python's warnings are about the learner's text, and stay unsaid. Raises as ast.parse does."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(source)

@@ -18,6 +18,7 @@ from course_lib import devices
 from course_lib.errors import CourseError
 from course_lib.grade import classroom, exports, feedback, marking, results, sandbox, sheet, slurm, submissions, summary
 from course_lib.grade.limits import Limits
+from course_lib.grade.page import counted
 from course_lib.grade.results import Result
 from course_lib.grade.submissions import Submission
 
@@ -41,7 +42,7 @@ def grade(arguments: argparse.Namespace) -> int:
     mine = _share(found, arguments.share)
     done = {one.name: result for one in mine if (result := _known(stored, one, graded_by))}
     known = "all" if len(done) == len(mine) else len(done)
-    _say(arguments, f"{_count(len(mine), 'submission')} of {_count(len({one.learner for one in mine}), 'learner')}; {known} graded already")
+    _say(arguments, f"{counted(len(mine), 'submission')} of {counted(len({one.learner for one in mine}), 'learner')}; {known} graded already")
     try:
         for one, result, left in _graded([one for one in mine if one.name not in done], secret, limits, graded_by, arguments.jobs, enclosed):
             results.write(stored, one.name, result)
@@ -158,10 +159,6 @@ def _share(found: list[Submission], share: tuple[int, int] | None) -> list[Submi
         return found
     mine, shares = share
     return [one for one in found if int(hashlib.sha256(one.name.encode()).hexdigest(), 16) % shares == mine]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + "s" * (number != 1)
 
 
 def _line(result: Result) -> str:

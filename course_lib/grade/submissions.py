@@ -198,10 +198,10 @@ def _zip_items(archive: Callable[[], zipfile.ZipFile], whole: _Item) -> Iterator
         parts = parts_of(entry.filename)
         if parts and not entry.is_dir() and not any(map(is_junk, parts)):
             file = f"{whole.file}: {shown('/'.join(parts))}"
+            item = _Item(whole.root, whole.parts + parts, file, lambda entry=entry: archive().open(entry))
             is_nested = whole.parts and ending(parts[-1]) == ".zip"
             problem = "is a zip inside a zip, which is not opened" if is_nested else _entry_problem(entry)
-            problem = problem if ending(parts[-1]) else ""
-            yield _Item(whole.root, whole.parts + parts, file, lambda entry=entry: archive().open(entry), problem)
+            yield replace(item, problem=problem) if item.counts else item
 
 
 def _entry_problem(entry: zipfile.ZipInfo) -> str:

@@ -25,7 +25,7 @@ class NotPlain(TypeError):
 
 
 class ReturnedNothing(Exception):
-    """A function of the learner's came back without an answer."""
+    """A function of the learner's came back without an answer. TensorFlow raises it again, with a longer text, when it traces."""
 
 
 class Stopped(Exception):
@@ -67,7 +67,8 @@ def ask(
     except Stopped as stop:
         return _stopped(stop.kind, stop.line, error=stop.error)
     except ReturnedNothing as error:
-        return _stopped("nothing", f"{_first_line(str(error))}; does it end with a `return`?")
+        said = in_one_line("ReturnedNothing", str(error)).removeprefix("ReturnedNothing: ")
+        return _stopped("nothing", f"{said}; does it end with a `return`?")
     except Exception as error:
         if isinstance(error, NotImplementedError) and _is_blank(error, names):
             return _stopped("blank", _first_line(str(error)))
