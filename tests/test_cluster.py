@@ -26,13 +26,14 @@ from chaos_cluster import ours
 from conftest import HAS_TENSORFLOW
 
 from course_lib import cluster
-from course_lib.cluster import local, outcome, processes, supervisor, watch
+from course_lib.cluster import launch, local, outcome, processes, supervisor, watch
 from course_lib.cluster.program import Program
 from course_lib.errors import CourseError
 
 ENOUGH_SECONDS = 60  # a bound on waits that end by events; nothing asserts a time
 needs_tensorflow = pytest.mark.skipif(not HAS_TENSORFLOW, reason="needs TensorFlow")
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="rests on Linux' process control")
+both_ways = pytest.mark.parametrize("forks", [False, pytest.param(True, marks=needs_linux)], ids=["python", "fork"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +43,13 @@ def root(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     yield tmp_path
     assert_nothing_left(tmp_path)
+
+
+@pytest.fixture
+def forks(request, monkeypatch):
+    """Tasks as Pythons of their own, or as forks; of a server that imports nothing, as these programs need nothing."""
+    monkeypatch.setattr(launch, "can_fork", lambda job: request.param)
+    monkeypatch.setattr(launch, "modules", lambda job: ())
 
 
 def job(program, workers=2, seconds=ENOUGH_SECONDS, task_seconds=None, **fields) -> cluster.Job:
@@ -87,7 +95,8 @@ waits = _waits()  # as text: a task that imports this module would start its dev
 # What comes back
 
 
-def test_results_come_back_as_values():
+@both_ways
+def test_results_come_back_as_values(forks):
     def program(task, factor, names):
         return {"index": task.index * factor, "names": names, "workers": task.workers, "chief": task.is_chief}
 
@@ -117,7 +126,8 @@ def test_arrays_come_back_and_nothing_of_an_earlier_run_does(root):
     assert list(kept.glob("results/*.pickle")) == []
 
 
-def test_reports_lines_and_exits_are_events():
+@both_ways
+def test_reports_lines_and_exits_are_events(forks):
     def program(task):
         print("ready", task.name)
         for step in range(5):
@@ -137,7 +147,8 @@ def test_reports_lines_and_exits_are_events():
     assert sorted(done.log["worker 0"].splitlines()) == ["ready worker 0", "to stderr"]
 
 
-def test_logs_are_kept_in_the_folder_over_attempts(root):
+@both_ways
+def test_logs_are_kept_in_the_folder_over_attempts(root, forks):
     def program(task):
         print("attempt", task.attempt, flush=True)
         if task.attempt == 0:
@@ -269,7 +280,8 @@ def test_a_task_sees_its_own_gpus_alone(monkeypatch, here, gpus, seen):
 # How a failure is told
 
 
-def test_a_failing_tasks_own_traceback_is_named_first_even_when_another_fails_before_it():
+@both_ways
+def test_a_failing_tasks_own_traceback_is_named_first_even_when_another_fails_before_it(forks):
     def program(task):
         import pathlib
         import time
@@ -296,7 +308,8 @@ def test_a_failing_tasks_own_traceback_is_named_first_even_when_another_fails_be
     assert "connection reset" in error.value.log["worker 0"]
 
 
-def test_a_task_lost_from_outside_is_the_cause_of_its_peers_errors():
+@both_ways
+def test_a_task_lost_from_outside_is_the_cause_of_its_peers_errors(forks):
     def program(task):
         import os
         import signal
@@ -313,7 +326,8 @@ def test_a_task_lost_from_outside_is_the_cause_of_its_peers_errors():
     assert one_line(error).startswith("worker 1 was ended by SIGKILL from outside; when memory runs out, the system does that")
 
 
-def test_a_worker_that_exits_at_once():
+@both_ways
+def test_a_worker_that_exits_at_once(forks):
     def program(task, code):
         import os
 
@@ -329,7 +343,8 @@ def test_a_worker_that_exits_at_once():
         assert one_line(error) == expected
 
 
-def test_a_crash_is_named_with_its_last_line():
+@both_ways
+def test_a_crash_is_named_with_its_last_line(forks):
     def program(task):
         import ctypes
 
@@ -340,7 +355,8 @@ def test_a_crash_is_named_with_its_last_line():
     assert one_line(error).startswith("worker 0 ended with signal 11 (Segmentation fault) before its program returned; its last line:")
 
 
-def test_sys_exit_is_a_failure():
+@both_ways
+def test_sys_exit_is_a_failure(forks):
     def program(task):
         raise SystemExit(0)
 
@@ -358,7 +374,8 @@ def test_a_failure_after_the_last_restart_counts_them():
     assert [end.attempt for end in error.value.exits] == [0, 1, 2]
 
 
-def test_a_run_that_takes_too_long_names_who_and_what_was_last_reported():
+@both_ways
+def test_a_run_that_takes_too_long_names_who_and_what_was_last_reported(forks):
     def program(task):
         if task.index == 0:
             return
@@ -495,7 +512,8 @@ def test_windows_is_told(monkeypatch):
         cluster.start(described)
 
 
-def test_ports_that_are_taken_or_too_many(root):
+@both_ways
+def test_ports_that_are_taken_or_too_many(root, forks):
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
@@ -535,7 +553,8 @@ def test_an_unknown_task_is_refused_and_the_cluster_goes_on():
 # Kill, pause, resume, restart, recover
 
 
-def test_a_killed_task_can_be_restarted_at_its_address():
+@both_ways
+def test_a_killed_task_can_be_restarted_at_its_address(forks):
     def program(task):
         task.report(attempt=task.attempt, address=task.addresses[task.name])
         (task.folder / task.name).touch()
@@ -570,7 +589,8 @@ def test_the_only_task_can_be_killed_and_restarted():
         assert running.outcome().result == 1
 
 
-def test_a_restart_right_after_a_kill_and_right_after_the_start():
+@both_ways
+def test_a_restart_right_after_a_kill_and_right_after_the_start(forks):
     def program(task, last):
         if task.attempt < last:
             __import__("threading").Event().wait()
@@ -590,8 +610,9 @@ def test_a_restart_right_after_a_kill_and_right_after_the_start():
         assert running.outcome().results == {"worker 0": 1, "worker 1": 1}
 
 
+@both_ways
 @needs_linux
-def test_a_paused_task_stands_still_until_it_is_resumed():
+def test_a_paused_task_stands_still_until_it_is_resumed(forks):
     with start(waits) as running:
         running.wait_report("worker 1")
         process = psutil.Process(running.pids["worker 1"])
@@ -609,7 +630,8 @@ def test_a_paused_task_stands_still_until_it_is_resumed():
         running.kill("worker 1")  # it stays ended
 
 
-def test_a_program_that_ignores_signals_is_killed():
+@both_ways
+def test_a_program_that_ignores_signals_is_killed(forks):
     def program(task):
         import signal
         import threading
@@ -625,7 +647,8 @@ def test_a_program_that_ignores_signals_is_killed():
     assert not process.is_running()
 
 
-def test_a_loss_restarts_the_whole_job():
+@both_ways
+def test_a_loss_restarts_the_whole_job(forks):
     def program(task):
         import threading
 
@@ -784,7 +807,8 @@ def test_numbers_are_reached_and_words_are_met(value, wanted, answer):
 # Nothing left behind
 
 
-def test_nothing_is_left_after_the_normal_end_and_after_an_exception(root):
+@both_ways
+def test_nothing_is_left_after_the_normal_end_and_after_an_exception(root, forks):
     def program(task):
         return task.index
 
@@ -798,7 +822,8 @@ def test_nothing_is_left_after_the_normal_end_and_after_an_exception(root):
     assert_nothing_left(root, addresses)
 
 
-def test_nothing_is_left_after_an_interrupt_in_a_wait(root):
+@both_ways
+def test_nothing_is_left_after_an_interrupt_in_a_wait(root, forks):
     running = start(waits)
     running.wait_report("worker 0")
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # an earlier test may have left another
@@ -810,8 +835,9 @@ def test_nothing_is_left_after_an_interrupt_in_a_wait(root):
     assert_nothing_left(root, running.addresses.values())
 
 
-@pytest.mark.parametrize("moment", ["_prepare", "_start_supervisor", "Watch"])
-def test_nothing_is_left_after_an_interrupt_of_the_start(root, monkeypatch, moment):
+@both_ways
+@pytest.mark.parametrize("moment", ["_prepare", "start_supervisor", "Watch"])
+def test_nothing_is_left_after_an_interrupt_of_the_start(root, monkeypatch, moment, forks):
     right = getattr(local, moment)
 
     def interrupted(*arguments):
@@ -827,7 +853,8 @@ def test_nothing_is_left_after_an_interrupt_of_the_start(root, monkeypatch, mome
     assert_nothing_left(root)
 
 
-def test_nothing_is_left_when_the_last_reference_goes(root):
+@both_ways
+def test_nothing_is_left_when_the_last_reference_goes(root, forks):
     running = start(waits)
     addresses = dict(running.addresses).values()
     del running
@@ -956,14 +983,10 @@ def test_a_fork_of_the_parent_neither_hinders_a_stop_nor_makes_one(root):
     await_end_and_nothing_left(root, *parent(root, then))
 
 
-def supervisor_of(root: Path) -> psutil.Process:
-    (found,) = [process for process in ours(root) if "course_lib.cluster.supervisor" in process.cmdline()]
-    return found
-
-
+@both_ways
 @needs_linux
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_supervisor_that_is_killed_takes_its_tasks_along_and_one_line_says_so(root, number):
+def test_a_supervisor_that_is_killed_takes_its_tasks_along_and_one_line_says_so(root, number, forks):
     def program(task):
         import subprocess
         import threading
@@ -979,9 +1002,9 @@ def test_a_supervisor_that_is_killed_takes_its_tasks_along_and_one_line_says_so(
         running.pause("worker 1")
         addresses = running.addresses.values()
         deadline = time.monotonic() + ENOUGH_SECONDS
-        while len(below := ours(root)) < 1 + 2 * 3:  # setsid may be just turning into sleep, and then it can't be read
+        while len(below := ours(root)) < 2 * 3:  # setsid may be just turning into sleep, and then it can't be read
             assert time.monotonic() < deadline
-        supervisor_of(root).send_signal(number)
+        psutil.Process(running.pids["worker 0"]).parent().send_signal(number)
         with pytest.raises(CourseError) as error:
             running.wait_report("worker 0", step=1)
         expected = {
@@ -995,7 +1018,8 @@ def test_a_supervisor_that_is_killed_takes_its_tasks_along_and_one_line_says_so(
     assert_nothing_left(root, addresses)
 
 
-def test_two_clusters_at_once_do_not_hold_each_other(root):
+@both_ways
+def test_two_clusters_at_once_do_not_hold_each_other(root, forks):
     with start(waits) as first, start(waits) as second:
         first.stop()
         assert second.wait_report("worker 1")
@@ -1115,7 +1139,8 @@ def test_a_held_port_is_kept_from_others_and_open_to_its_task():
 # Random kills
 
 
-def test_random_kills_recover_to_the_undisturbed_losses_or_say_why_not(root):
+@both_ways
+def test_random_kills_recover_to_the_undisturbed_losses_or_say_why_not(root, forks):
     tally = chaos_cluster.storm(chaos_cluster.NUMPY, runs=8, seed=3, root=root)
     assert tally.recovered + tally.ended == 8 and tally.wrong == [] and tally.left == []
     assert tally.recovered >= 4

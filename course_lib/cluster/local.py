@@ -9,8 +9,6 @@ import os
 import pickle
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import weakref
@@ -24,6 +22,7 @@ import psutil
 
 from course_lib.cluster import network
 from course_lib.cluster.job import Job
+from course_lib.cluster.launch import start_supervisor
 from course_lib.cluster.outcome import Exit, Outcome, Report
 from course_lib.cluster.watch import Watch, first, reaches
 from course_lib.errors import CourseError
@@ -81,7 +80,7 @@ class Cluster:
         try:
             lock = _prepare(job, Path(self._folder))
             with lock:
-                self._supervisor = _start_supervisor(self._folder, bool(folder), ports, lock.fileno())
+                self._supervisor = start_supervisor(job, self._folder, bool(folder), ports, lock.fileno())
             # Also when the last reference goes, and when Python ends.
             self.stop = weakref.finalize(self, _stop, self._supervisor, temporary, os.getpid())
             self._watch = Watch(job, self._folder)
@@ -260,17 +259,6 @@ def _prepare(job: Job, path: Path):
     return lock
 
 
-def _start_supervisor(folder: str, keep: bool, ports: Sequence[int], lock: int) -> subprocess.Popen:
-    """The supervisor keeps the folder's lock for as long as it lives."""
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    with open(Path(folder) / "logs" / "supervisor.log", "w") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "course_lib.cluster.supervisor", folder, "keep" if keep else "remove", *map(str, ports)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, pass_fds=[lock], text=True, start_new_session=True,
-            env={**os.environ, "PYTHONPATH": path},
-        )  # fmt: skip
-
-
 def _read_result(folder: Path, task: str) -> object:
     try:
         return pickle.loads((folder / "results" / f"{task}.pickle").read_bytes())
@@ -278,7 +266,7 @@ def _read_result(folder: Path, task: str) -> object:
         raise CourseError(f"the result of {task} cannot be read here ({type(error).__name__}: {error}); return plain values.") from None
 
 
-def _stop(supervisor: subprocess.Popen, folder: str | None, owner: int) -> None:
+def _stop(supervisor, folder: str | None, owner: int) -> None:
     """Let the supervisor clean up, and wait for it; after it was killed itself, remove the folder."""
     if os.getpid() != owner:
         return  # a fork of the process that owns the cluster ends, or collects garbage

@@ -17,7 +17,7 @@ import psutil
 from course_lib.errors import CourseError
 
 LEAVING_SECONDS = 5  # for a process to leave, and for its last words to arrive
-MARK = "COURSE_FOLDER"  # in the environment of every task, and so of what a task starts
+MARKS = MARK, TASK = "COURSE_FOLDER", "COURSE_TASK"  # in the environment of every task, and so of what a task starts
 
 
 def hold_port(number: int) -> list[socket.socket]:
@@ -83,7 +83,7 @@ def marked(folder: str, task: str | None = None) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # ended meanwhile, or another user's
             environment = process.environ()
-            if environment.get(MARK) == folder and task in (None, environment["COURSE_TASK"]):
+            if environment.get(MARK) == folder and task in (None, environment[TASK]):
                 found.append(process)
     return found
 

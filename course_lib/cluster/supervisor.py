@@ -19,10 +19,11 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from course_lib.cluster import network, processes
+from course_lib.cluster import forking, network, processes
 from course_lib.cluster.job import Job
 from course_lib.cluster.outcome import CONSEQUENCES
 from course_lib.cluster.processes import LEAVING_SECONDS, open_reader, split_lines
+from course_lib.cluster.task import run_task
 from course_lib.errors import CourseError
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -59,8 +60,8 @@ class Supervisor:
     over  how the run ends: "returned", "failed", "limit", "stopped" or "mistake"; and its reason
     """
 
-    def __init__(self, job: Job, folder: Path, events: asyncio.StreamWriter):
-        self.job, self.folder, self.events = job, folder, events
+    def __init__(self, job: Job, folder: Path, events: asyncio.StreamWriter, forks: bool):
+        self.job, self.folder, self.events, self.forks = job, folder, events, forks
         self.restarts = 0
         self.over: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
         self.tasks: dict[str, TaskProcess] = {}
@@ -141,20 +142,33 @@ class Supervisor:
     def start(self, name: str, attempt: int) -> TaskProcess:
         """Start one attempt at a task and follow its log, its reports and its end."""
         ours, theirs = socket.socketpair()
-        position = self.job.tasks.index(name)
         with theirs:
-            process = subprocess.Popen(
-                [*(self.network.command_prefix(position) if self.network else ()), sys.executable, "-m", "course_lib.cluster", str(self.folder)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                env=self.environment(name, attempt, theirs.fileno()), pass_fds=[theirs.fileno()], start_new_session=True,
-            )  # fmt: skip
-        processes.pin(process.pid, position, self.job.resources.cpus)
+            process = (self.fork if self.forks else self.start_python)(name, self.environment(name, attempt, theirs.fileno()), theirs.fileno())
         task = TaskProcess(name, attempt, process)
         self.say("started", task=name, pid=process.pid, attempt=attempt)
         task.end = self.spawn(self.follow(task, ours))
         if self.job.resources.task_seconds and name in self.job.programs:
             self.spawn(self.limit(task, self.job.resources.task_seconds))
         return task
+
+    def start_python(self, name: str, environment: dict[str, str], channel: int) -> subprocess.Popen:
+        position = self.job.tasks.index(name)
+        process = subprocess.Popen(
+            [*(self.network.command_prefix(position) if self.network else ()), sys.executable, "-m", "course_lib.cluster", str(self.folder)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=environment, pass_fds=[channel], start_new_session=True,
+        )  # fmt: skip
+        processes.pin(process.pid, position, self.job.resources.cpus)
+        return process
+
+    def fork(self, name: str, environment: dict[str, str], channel: int) -> forking.Forked:
+        """A task with what the fork server has imported."""
+
+        def be_a_task() -> int:
+            processes.pin(0, self.job.tasks.index(name), self.job.resources.cpus)
+            return run_task(self.folder, os.environ)
+
+        return forking.fork(be_a_task, environment, keep=channel)
 
     def environment(self, name: str, attempt: int, channel: int) -> dict[str, str]:
         environment = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
@@ -166,11 +180,11 @@ class Supervisor:
         return {
             **environment,
             **self.job.environment,
-            "COURSE_TASK": name,
             "COURSE_ATTEMPT": str(attempt),
             "COURSE_ADDRESSES": json.dumps(self.addresses),
             "COURSE_CHANNEL": str(channel),
             processes.MARK: str(self.folder),
+            processes.TASK: name,
             "TMPDIR": str(self.folder / "tmp"),  # a task that is killed leaves its temporary files
             "PYTHONUNBUFFERED": "1",
         }
@@ -297,20 +311,25 @@ class Supervisor:
             processes.end_all(lambda: [*processes.descendants(), *processes.marked(str(self.folder))])
 
 
-async def main(folder: Path, keep: bool, ports: list[int]) -> None:
-    """Run the folder's job, wait until its results are read, and remove the folder."""
+async def main(arguments: Sequence[str], owner: int, forks: bool = False) -> None:
+    """Run a folder's job, wait until its results are read, and remove the folder.
+
+    arguments  the folder, "keep" or "remove", and ports
+    owner      the process that started this
+    forks      tasks are forks of this process
+    """
+    folder, keep, ports = Path(arguments[0]), arguments[1] == "keep", list(map(int, arguments[2:]))
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sys.stdout)
-    supervisor = Supervisor(
-        Job.from_json((folder / "job.json").read_text()), folder, asyncio.StreamWriter(transport, protocol, None, loop)
-    )
+    events = asyncio.StreamWriter(transport, protocol, None, loop)
+    supervisor = Supervisor(Job.from_json((folder / "job.json").read_text()), folder, events, forks)
     running = asyncio.create_task(supervisor.run(await open_reader(sys.stdin), ports))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, supervisor.leave)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         with suppress(OSError):  # a kernel without pidfd
-            starter = os.pidfd_open(os.getppid())
+            starter = os.pidfd_open(owner)
             loop.add_reader(starter, lambda: (loop.remove_reader(starter), supervisor.leave()))
     try:
         await running
@@ -319,4 +338,4 @@ async def main(folder: Path, keep: bool, ports: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), sys.argv[2] == "keep", [int(port) for port in sys.argv[3:]]))
+    asyncio.run(main(sys.argv[1:], os.getppid()))
