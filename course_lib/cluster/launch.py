@@ -20,8 +20,9 @@ from typing import IO
 
 import psutil
 
-from course_lib.cluster.forking import Forked, room
+from course_lib.cluster.forking import room
 from course_lib.cluster.job import FRAMEWORKS, Job
+from course_lib.cluster.processes import Forked
 from course_lib.errors import CourseError
 
 BRING_FRAMEWORKS = {*FRAMEWORKS, "keras", "course_lib"}  # a program that imports one of these wants a framework
@@ -30,7 +31,7 @@ UNREAD = {"PYTEST_CURRENT_TEST"}  # another one for every test, and nothing to a
 LONGEST_ANSWER = 100  # bytes
 
 
-def start_supervisor(job: Job, folder: str, keep: bool, ports: Sequence[int], lock: int) -> "subprocess.Popen | Forked":
+def start_supervisor(job: Job, folder: str, keep: bool, ports: Sequence[int], lock: int) -> subprocess.Popen | Forked:
     """Start the supervisor of FOLDER/job.json.
 
     keep  the folder stays when the supervisor ends
