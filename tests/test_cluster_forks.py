@@ -82,7 +82,9 @@ def test_a_fork_tells_what_a_python_of_its_own_tells(forks, monkeypatch, root): 
     assert told[True]["worker 1"]["marks"] == {"COURSE_FOLDER": str(root / "kept"), "COURSE_TASK": "worker 1"}
 
 
-def test_two_forks_draw_different_numbers(forks):
+def test_two_forks_draw_different_numbers(forks, monkeypatch):
+    monkeypatch.setattr(launch, "modules", lambda job: ("numpy",))
+
     def draws(task):
         import random
         import tempfile
@@ -260,7 +262,7 @@ def test_a_fork_of_the_parent_has_a_server_of_its_own(forks, root):  # noqa: F81
     if (child := os.fork()) == 0:
         code = 1
         try:
-            code = 0 if list(run(answers).results.values()) == [0, 1] else 1
+            code = 0 if list(run(answers).results.values()) == [0, 1] and server() != ours else 1
             launch.stop_server()
         finally:
             os._exit(code)
