@@ -83,7 +83,7 @@ def test_a_fork_tells_what_a_python_of_its_own_tells(forks, monkeypatch, root): 
 
 
 def test_two_forks_draw_different_numbers(forks, monkeypatch):
-    monkeypatch.setattr(launch, "modules", lambda job: ("numpy",))
+    monkeypatch.setattr(launch, "modules", lambda job: ("numpy.random",))
 
     def draws(task):
         import random

@@ -66,8 +66,8 @@ def _forget_the_parent() -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     tempfile.tempdir = None
-    if "numpy" in sys.modules:  # Python's own generator sees to itself
-        sys.modules["numpy"].random.seed()
+    if "numpy.random" in sys.modules:  # Python's own generator sees to itself
+        sys.modules["numpy.random"].seed()
 
 
 def _become(environment: Mapping[str, str]) -> None:

@@ -80,7 +80,7 @@ class ForkServer:
                 stdin=nothing, stdout=nothing, stderr=nothing, pass_fds=[theirs.fileno()], start_new_session=True,
                 env={"OPENBLAS_NUM_THREADS": "1", **environment, **room()},  # NumPy's own threads would not live through a fork
             )  # fmt: skip
-        self.alive = lambda: server.poll() is None
+        self.alive = lambda: server.poll() is None  # in a fork of this process no child is
         self.stop = weakref.finalize(self, _stop, self._requests, server, os.getpid())
 
     def supervise(self, arguments: Sequence[str], log: IO, lock: int) -> Forked:
@@ -113,7 +113,7 @@ def _fork(job: Job, environment: Mapping[str, str], arguments: Sequence[str], lo
     """A supervisor from this process's fork server. A framework reads its settings when imported: others are another server's."""
     settings = {**environment, "KERAS_BACKEND": job.framework, **job.environment}
     settings = {name: value for name, value in settings.items() if name not in PER_TASK | UNREAD}
-    wanted = os.getpid(), modules(job), *sorted(settings.items())
+    wanted = modules(job), *sorted(settings.items())
     with _one_at_a_time:
         try:
             if wanted not in _servers or not _servers[wanted].alive():
