@@ -18,8 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-import psutil
-
 from course_lib.cluster.forking import room
 from course_lib.cluster.job import FRAMEWORKS, Job
 from course_lib.cluster.processes import Forked
