@@ -40,7 +40,7 @@ class ExerciseProgress:
     right_since: str | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Progress:
     """All exercises; prints as a table and the next step, and shows as one in a notebook."""
 
@@ -70,7 +70,7 @@ class Progress:
         """Plain values for JSON."""
         return {**asdict(self), "points": self.points, "of": self.of, "next_step": self.next_step}
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         width = max(len(one.exercise) for one in self.exercises)
         lines = [
             f"{one.exercise:<{width}}  {one.points} of {one.of} points, {_checks(one.attempts)}, {_left(one)}"
