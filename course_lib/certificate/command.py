@@ -89,6 +89,7 @@ def _verify_signed(sealed, arguments: argparse.Namespace) -> int:
 def _verify_claim(sealed, arguments: argparse.Namespace) -> int:
     from course_lib.certificate import keys, rerun, sheet
     from course_lib.certificate.record import Refused
+    from course_lib.grade.page import plain_line
     from course_lib.grade.results import write_whole
 
     if arguments.sign and not arguments.key:
@@ -98,8 +99,8 @@ def _verify_claim(sealed, arguments: argparse.Namespace) -> int:
     for number, result in enumerate(rerun.results(record, arguments.jobs, not arguments.run_submissions_as_me), 1):
         print(f"[{number}/{len(record.exercises)}] {result.exercise}: {result.points} of {result.of}", flush=True)
         if result.problem or result.points < result.of or not result.of:
-            wrong = [verdict.summary for verdict in result.verdicts if not verdict.right]
-            raise Refused(f"{result.exercise}, run again: {'; '.join(wrong) or result.problem or 'no question was checked'}")
+            wrong = "; ".join(verdict.summary for verdict in result.verdicts if not verdict.right)
+            raise Refused(plain_line(f"{result.exercise}, run again: {wrong or result.problem or 'no question was checked'}"))
         review += [f"look at {result.exercise}: {line}" for line in result.review]
     print(*review, sep="\n", end="\n" * bool(review))
     print(f"accepted: {_summary(record)}; all answers are right when run again")

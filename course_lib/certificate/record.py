@@ -86,8 +86,11 @@ class Record:
             record = cls(**values, exercises=lines)
             texts = [digest, record.name, record.made_on, record.answers]
             texts += [text for line in lines for text in (line.exercise, line.right_since, line.sha256)]
-            if not all(isinstance(text, str) for text in texts) or not all(type(n) is int for one in lines for n in (one.points, one.of)):
+            numbers = [number for line in lines for number in (line.points, line.of)]
+            if not all(isinstance(text, str) for text in texts) or not all(type(number) is int for number in numbers):
                 raise TypeError
+            if not is_name(record.name):
+                raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise Refused("this is no certificate of this course: its record cannot be read") from None
         return record, digest
@@ -100,12 +103,17 @@ def claim(name: str, progress: Progress, folder: Path) -> Record:
     Raises  CourseError for a name that is no line of text, or a notebook that cannot be read
     """
     name = " ".join(name.split())
-    if not name or len(name) > LONGEST_NAME or not name.isprintable():
+    if not is_name(name):
         raise CourseError(f"--name takes 1 to {LONGEST_NAME} characters as they shall stand on the certificate, not {name[:120]!r}")
     answers = {one.exercise: code_of(folder / f"{one.exercise}.ipynb") for one in progress.exercises}
     today = datetime.now(timezone.utc).date().isoformat()
     lines = tuple(_line(one, answers[one.exercise]) for one in progress.exercises)
     return Record(name, today, lines, pack(answers))
+
+
+def is_name(name: str) -> bool:
+    """Whether it is one line that can be printed."""
+    return 0 < len(name) <= LONGEST_NAME and name.isprintable() and name == " ".join(name.split())
 
 
 def code_of(path: Path) -> list[dict]:
@@ -146,4 +154,11 @@ def canonical(values: object) -> bytes:
 
 
 def _line(one: ExerciseProgress, code: list[dict]) -> Line:
-    return Line(one.exercise, one.points, one.of, (one.right_since or "unknown")[:10], sha256_of(code))
+    return Line(one.exercise, one.points, one.of, _day(one.right_since), sha256_of(code))
+
+
+def _day(time: str | None) -> str:
+    try:
+        return datetime.fromisoformat(time or "").date().isoformat()
+    except ValueError:
+        return "unknown"

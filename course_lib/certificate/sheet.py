@@ -15,7 +15,7 @@ from course_lib.grade.page import page, shown, table
 
 LARGEST_BYTES = 5_000_000
 _RECORD = re.compile(r'<pre id="record" tabindex="0">([^<]*)</pre>')
-_SEAL = re.compile(rb"<!-- course (claim|signature) (\S{1,100}) (\S{1,200}) -->\n")
+_SEAL = re.compile(rb"<!-- course (claim|signature) ([0-9a-z]{1,64}) ([0-9A-Za-z+/=]{1,200}) -->\n")
 _CLAIM = (
     "This is the learner's own claim. Nobody has confirmed it: the course runs on the learner's machine, which could have "
     "written anything here. An instructor can: `course verify` runs the answers that it carries again, on fresh inputs."
@@ -75,7 +75,7 @@ def opened(content: bytes) -> Sealed:
         raise Refused("this is no certificate of this course")
     if not seal or len(found) != 1:
         raise Refused("the certificate is cut off or was added to; ask for the file as it was made")
-    kind, key, proof = (part.decode("ascii", "replace") for part in seal.groups())
+    kind, key, proof = (part.decode() for part in seal.groups())
     record, digest = Record.from_json(html.unescape(found[0]))
     if kind == "claim" and not _same(proof, hashlib.sha256(body).hexdigest()):
         raise Refused("the claim was changed after it was made: its SHA-256 is another; ask for the file as it was made")
@@ -94,7 +94,7 @@ def _body(record: Record, claim: str, meaning: str, facts: dict[str, str]) -> by
         # Escaped, so that no name or answer can end the element.
         f'<details><summary>The record, for a program</summary><pre id="record" tabindex="0">{html.escape(record.as_json())}</pre></details>',
     ]
-    return page(f"{record.name}", claim, parts, _FOOTER).encode()
+    return page(record.name, claim, parts, _FOOTER).encode()
 
 
 def _same(one: str, other: str) -> bool:
