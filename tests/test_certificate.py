@@ -315,6 +315,7 @@ needs_sandbox = pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap
 
 
 @needs_sandbox
+@pytest.mark.slow
 def test_real_answers_run_again_are_accepted_and_signed_and_wrong_ones_are_not(tmp_path):
     """A course of one exercise, from the learner's folder to the signed page, as an ordinary user."""
     pytest.importorskip("tensorflow")
