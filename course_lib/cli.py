@@ -76,11 +76,18 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 def progress(arguments: argparse.Namespace) -> int:
-    """Show the points earned so far."""
+    """Show the points earned so far, what is open, and the next step."""
     from course_lib.grading.progress import read
 
     _say(read(arguments.folder or _checkout() / "exercises"), arguments.json)
     return 0
+
+
+def certificate(arguments: argparse.Namespace) -> int:
+    """Write your completion certificate: a page that your instructor can verify and sign."""
+    from course_lib.certificate.command import certificate
+
+    return certificate(arguments, arguments.folder or _checkout() / "exercises")
 
 
 def new_exercises(arguments: argparse.Namespace) -> int:
@@ -214,11 +221,14 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("--out", type=Path, metavar="FILE", help="the file to write; NAME_colab.ipynb here by default")
 
     # These import no framework, so that --help stays quick.
+    from course_lib.certificate import command as certifying
     from course_lib.cluster.command import add_commands
     from course_lib.grade import command as grading
     from course_lib.plan import command as planning
     from course_lib.tpu.command import EXAMPLE, add_arguments, compile_model
 
+    certifying.add_certificate_arguments(command("certificate", certificate, certifying.CERTIFICATE_EXAMPLE))
+    certifying.add_verify_arguments(command("verify", certifying.verify, certifying.VERIFY_EXAMPLE))
     grading.add_arguments(command("grade", grading.grade, grading.EXAMPLE))
     add_arguments(command("compile", compile_model, EXAMPLE))
     planning.add_arguments(command("plan", planning.plan, planning.EXAMPLE))

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from course_lib import cli, devices, doctor, notebooks
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("doctor", "lab", "check", "progress", "new-exercises", "run-notebooks", "badges", "colab", "compile", "grade")
+COMMANDS = ("doctor", "lab", "check", "progress", "new-exercises", "run-notebooks", "badges", "colab", "compile", "grade", "certificate", "verify")
 
 
 def course(*arguments: str) -> subprocess.CompletedProcess:
@@ -37,7 +38,7 @@ def test_help_holds_an_example_that_parses(capsys, command):
     assert code == 0
     example = " ".join(re.search(r"Example: course (.*)", out, re.DOTALL)[1].split())
     assert example.startswith(command)
-    cli._parser().parse_args(example.split())
+    cli._parser().parse_args(shlex.split(example))
 
 
 @pytest.mark.parametrize(
