@@ -27,11 +27,13 @@ class View:
     figure   a `show.Figure`, whose caption carries the finding
     headers  of the table of the same numbers, one per column
     rows     its cells; the first of a row names it
+    command  for a terminal, that takes the question further
     """
 
     figure: object
     headers: Sequence[str]
     rows: Sequence[Sequence[object]]
+    command: str = ""
 
     @property
     def caption(self) -> str:
@@ -40,7 +42,8 @@ class View:
     def __repr__(self) -> str:
         from course_lib import show
 
-        return f"{self.caption}\n\n{show.table(self.headers, self.rows)}"
+        parts = (self.caption, show.table(self.headers, self.rows), self.command and f"In a terminal: {self.command}")
+        return "\n\n".join(filter(None, parts))
 
     def _repr_html_(self) -> str:
         data, caption = base64.b64encode(self.figure.picture(DOTS_PER_INCH)).decode(), escape(self.caption)
@@ -52,6 +55,7 @@ class View:
         return (
             f'<figure><img alt="{caption}" src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            + (f"<p>In a terminal: <code>{escape(self.command)}</code></p>" if self.command else "")
         )
 
 

@@ -10,6 +10,7 @@ import io
 import textwrap
 from collections.abc import Mapping, Sequence
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 
@@ -31,8 +32,12 @@ class Figure:
 
     def picture(self, dpi: int = 110) -> bytes:
         """The drawing alone as a PNG file's bytes, for where the caption stands beside it as text."""
-        picture = io.BytesIO()
-        self.canvas.savefig(picture, format="png", dpi=dpi)
+        picture, before = io.BytesIO(), self.canvas.dpi
+        self.canvas.set_dpi(dpi)
+        try:
+            FigureCanvasAgg(self.canvas).print_png(picture)  # savefig would draw twice, for the layout and for the file
+        finally:
+            self.canvas.set_dpi(before)
         return picture.getvalue()
 
     def _repr_mimebundle_(self, include=None, exclude=None):
@@ -105,15 +110,16 @@ def messages(networks: Mapping[str, object], caption: str, rounds: int | None = 
               what it sent and received by then; all of them, without, by default
     """
     deepest = max(network.critical_bytes for network in networks.values())
-    canvas = Canvas(figsize=(3.0 * len(networks), 4.2), layout="constrained")
+    width = 3.0 if rounds is None else max(3.0, 0.8 * max(network.workers for network in networks.values()) + 0.9)
+    canvas = Canvas(figsize=(width * len(networks), 4.2), layout="constrained")
     for axes, (name, network) in zip(canvas.subplots(1, len(networks), sharey=True, squeeze=False)[0], networks.items()):
         starts = network.round_starts_bytes
         for message in network.messages:
             start, end = (message.source, starts[message.round]), (message.target, starts[message.round] + message.size_bytes)
-            style = {"arrowstyle": "-|>", "color": COLOURS[message.source % len(COLOURS)], "shrinkA": 1, "shrinkB": 1, "linewidth": 1.8}
+            style = {"arrowstyle": "-|>", "color": COLOURS[message.source % len(COLOURS)], "shrinkA": 0, "shrinkB": 0, "linewidth": 1.8}
             if rounds is not None and message.round >= rounds:
                 style |= {"color": "0.8", "linestyle": "--", "linewidth": 1}
-            axes.annotate("", end, start, arrowprops=style)
+            axes.annotate("", end, start, arrowprops=style).set_in_layout(False)
         axes.set(title=name, xlabel="worker", xlim=(-0.4, network.workers - 0.6), ylim=(1.02 * deepest, 0))
         axes.set_xticks(range(network.workers))
         if rounds is not None:
@@ -187,10 +193,11 @@ def timelines(drawn: Mapping[str, object], caption: str, unit: str = "time, in f
             colour, start = COLOURS[4 if slot.work.kind == "forward" else 1], slot.start - timeline.start
             style = {"facecolor": colour, "alpha": 0.45 if slot.work.chunk else 1.0, "edgecolor": "white", "linewidth": 0.8}
             style["hatch"] = "" if slot.work.kind == "forward" else "////"
-            axes.add_patch(Rectangle((start, slot.stage - 0.45), slot.end - slot.start, 0.9, **style))
+            axes.add_artist(Rectangle((start, slot.stage - 0.45), slot.end - slot.start, 0.9, **style))
             if slot.end - slot.start > longest / 90:  # or its number does not fit
                 middle = start + (slot.end - slot.start) / 2
-                axes.text(middle, slot.stage, slot.work.micro_batch, ha="center", va="center", fontsize=7)
+                number = axes.text(middle, slot.stage, slot.work.micro_batch, ha="center", va="center", fontsize=7)
+                number.set_in_layout(False)  # it lies inside its box: measuring hundreds of them takes longer than drawing
         for stage, most in enumerate(timeline.peak_in_flight):
             axes.text(1.01 * longest, stage, f"holds {most}", va="center", fontsize=8)
         axes.set_title(f"{title}: {timeline.bubble:.0%} idle", loc="left", fontsize=9)
@@ -229,8 +236,8 @@ def stack(parts: Mapping[str, float], unit: str, limit: float, caption: str) -> 
     axes = canvas.subplots()
     _stacked(axes, {"": parts}, unit)
     axes.axvline(limit, color="black", linestyle="--", linewidth=2)
-    axes.text(limit, 0.42, f" limit {limit:,.4g}", va="top", fontsize=8)
-    axes.set_xlim(0, 1.15 * max(limit, sum(parts.values())))
+    axes.text(limit, -0.34, f" limit {limit:,.4g}", va="bottom", fontsize=9)
+    axes.set(xlim=(0, 1.15 * max(limit, sum(parts.values()))), ylim=(0.4, -0.65), yticks=[])
     return Figure(canvas, caption)
 
 
@@ -241,19 +248,22 @@ def path(steps: Sequence[tuple[str, str]], ends: Sequence[str], caption: str) ->
     ends   what to do, in order
     """
     rows = max(len(steps), len(ends))
-    canvas = Canvas(figsize=(8.4, 0.5 * rows + 0.3))
+    canvas = Canvas(figsize=(8.6, 0.4 * rows + 0.2))
     axes = canvas.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, 10), ylim=(rows, 0))
     axes.axis("off")
     for row, (question, answer) in enumerate(steps):
         axes.text(0.1, row + 0.5, question, va="center", fontsize=9)
-        axes.text(4.9, row + 0.5, answer, va="center", ha="right", fontsize=9, weight="bold")
+        axes.text(4.5, row + 0.5, answer, va="center", ha="right", fontsize=9, weight="bold")
+        axes.plot((0.1, 4.5), (row + 1, row + 1), color="0.85", linewidth=0.8)
+    heights = [(row + 0.5) * rows / len(ends) for row in range(len(ends))]
     arrow = {"arrowstyle": "-|>", "color": COLOURS[0], "linewidth": 1.8}
-    axes.annotate("", (5.6, rows / 2), (5.0, rows / 2), arrowprops=arrow)
-    for row, end in enumerate(ends):
-        height = (row + 0.5) * rows / len(ends)
+    axes.annotate("", (5.0, heights[0]), (4.55, heights[0]), arrowprops=arrow)
+    for row, (height, end) in enumerate(zip(heights, ends)):
         box = {"boxstyle": "round", "facecolor": "white", "edgecolor": COLOURS[0], "linewidth": 1.5}
-        axes.text(5.8, height, f"{row + 1}  {end}", va="center", fontsize=9, bbox=box)
+        axes.text(5.1, height, f"{row + 1}  {end}", va="center", fontsize=8.5, bbox=box)
+        if row:
+            axes.annotate("", (5.3, height - 0.3), (5.3, heights[row - 1] + 0.3), arrowprops=arrow)
     return Figure(canvas, caption)
 
 

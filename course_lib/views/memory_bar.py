@@ -65,5 +65,6 @@ def memory(
         f"{high:,.3g}: {one.verdict}. Most goes to {largest}, {kinds[largest]:,.3g} GiB. Dashed: the device's memory."
     )
     rows = [[kind, f"{size:,.2f}", f"{size / limit:.1%}"] for kind, size in {**kinds, "in all": total}.items()]
-    rows += [["the device has", f"{limit:,.2f}", "100.0%"], [command(*asked), "", ""]]
-    return View(show.stack(kinds, "memory of a device, GiB", limit, caption), ("", "GiB", "of the device"), rows)
+    rows.append(["the device has", f"{limit:,.2f}", "100.0%"])
+    figure = show.stack(kinds, "memory of a device, GiB", limit, caption)
+    return View(figure, ("", "GiB", "of the device"), rows, command(*asked))

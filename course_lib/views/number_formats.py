@@ -43,15 +43,14 @@ def formats(format: str = "float16", value: float = 0.1) -> View:
     for name in FORMATS:
         one = precision.find(name)
         line = [number for number in one.line(min(value, one.largest), MOST_TICKS) if low <= number <= high]
-        ticks[name] = line if len(line) < MOST_TICKS else []  # as good as a continuum
-    fine = [name for name, line in ticks.items() if not line and precision.find(name).epsilon < chosen.epsilon]
+        dense = len(line) > MOST_TICKS
+        ticks[f"{name}, too many" if dense else name] = [] if dense else line
     rows = [_row(precision.find(name), value) for name in FORMATS]
     kept = float(chosen.round(value))
     off = f", off by {abs(kept - value) / value:.2g} of itself" if 0 < kept < math.inf else ""
     caption = (
         f"{value:.6g} in {format} is {kept:.6g}{off}: {outcome(chosen, value)}. Its numbers lie {spacing(chosen, value):.3g} apart there, "
-        f"and go from {chosen.smallest_subnormal:.3g} to {chosen.largest:.6g}. Dashed: your value; ticks: the numbers around it"
-        + (f"; too close to draw: {', '.join(fine)}." if fine else ".")
+        f"and go from {chosen.smallest_subnormal:.3g} to {chosen.largest:.6g}. Dashed: your value; ticks: the numbers around it."
     )
     headers = ("", "becomes", "which is", "error", "spacing there", "smallest", "largest")
     return View(show.number_lines(ticks, "value", caption, mark=value), headers, rows)

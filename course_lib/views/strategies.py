@@ -35,10 +35,10 @@ CHECKPOINTS = Step("checkpoints, and a restart from the last", 4, ("03",))
 KEEP_LESS = Step("micro-batches, recomputation, half precision", 3, ("08", "09"))
 SERVERS = Step("parameter servers", 8, ("04",))
 CUT_TABLES = Step("tables cut over the devices", 5, ("07",))
-SHARD = Step("ZeRO or FSDP over the replicas, with Keras on JAX", 5, ("07",))
-TENSOR = Step("tensor parallelism inside a machine, with Keras on JAX", 6, ("07",))
+SHARD = Step("ZeRO or FSDP over replicas, by Keras on JAX", 5, ("07",))
+TENSOR = Step("tensor parallelism in a machine, by Keras on JAX", 6, ("07",))
 STAGES = Step("a pipeline across machines", 7, ("06",))
-COMPILER = Step("ask the TPU's compiler: shapes, memory, collectives", 9, ("05",))
+COMPILER = Step("what the TPU's compiler says of it", 9, ("05",))
 
 
 def replicas(machines: str, framework: str, device: str) -> Step:
@@ -94,14 +94,18 @@ def strategy(
 
     answers = {"fits": fits, "machines": machines, "tables": tables, "framework": framework, "device": device, "workers": workers}
     steps = choose(**answers)
-    ask = "" if SERVERS in steps else planner_call(fits, machines, device)
     named = [f"{step.do} ({_lessons(step)})" for step in steps]
-    numbers = f"The numbers decide: {ask}" if ask else "No plan knows how stale updates will be: measure it, as lesson 04 does"
-    caption = f"First make one device fast (lesson 01). Then {'; then '.join(named)}. {numbers}."
+    numbers = (
+        "No plan knows how stale the updates will be: measure it, as lesson 04 does."
+        if SERVERS in steps
+        else "The planner of lesson 10 has the numbers: put your model, devices and batch in."
+    )
+    caption = f"First make one device fast (lesson 01). Then {'; then '.join(named)}. {numbers}"
     rows = [[f"{place}", step.do, _lessons(step), f"line {step.line}"] for place, step in enumerate(steps, 1)]
-    rows += [["planner", ask, "lesson 10", ""]] if ask else []
+    drawn = [f"{step.do} ({', '.join(step.lessons)})" for step in steps]
     asked = [(QUESTIONS[name].label, answer) for name, answer in answers.items()]
-    return View(show.path(asked, named, caption), ("", "do", "shown in", "of lesson 10's path"), rows)
+    ask = "" if SERVERS in steps else planner_call(fits, machines, device)
+    return View(show.path(asked, drawn, caption), ("", "do", "shown in", "of lesson 10's path"), rows, ask)
 
 
 def _lessons(step: Step) -> str:
