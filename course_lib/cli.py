@@ -54,7 +54,8 @@ def lab_command(port: int | None, browser: bool) -> list[str]:
     port  None takes the first free one from Jupyter's own default on
     """
     command = [sys.executable, "-m", "jupyterlab", "--ServerApp.root_dir=.", f"--LabApp.default_url={FIRST_PAGE}"]
-    command += ["--ip=127.0.0.1"]
+    settings = Path(__file__).with_name("lab")  # whole names in the list of lessons, and no question about news
+    command += ["--ip=127.0.0.1", f"--LabApp.app_settings_dir={settings}"]
     command += [] if port is None else [f"--port={port}", "--ServerApp.port_retries=0"]
     command += [] if browser else ["--no-browser"]
     # Containers run as root, where Jupyter refuses to start; loopback and its token still guard it.
