@@ -153,6 +153,16 @@ def test_lab_listens_on_this_machine_alone_and_opens_the_first_lesson(monkeypatc
     assert "--port=8890" in command and "--no-browser" in command
 
 
+def test_lab_asks_nothing_and_shows_whole_names():
+    jupyterlab = pytest.importorskip("jupyterlab", reason="needs JupyterLab, which Colab has not")
+    (settings,) = (option.partition("=")[2] for option in cli.lab_command(None, True) if "app_settings_dir" in option)
+    overrides = json.loads((Path(settings) / "overrides.json").read_text())
+    for plugin, values in overrides.items():  # a setting that JupyterLab no longer has would be dropped in silence
+        extension, _, name = plugin.removeprefix("@jupyterlab/").partition(":")
+        schema = Path(jupyterlab.__file__).parent / "schemas" / "@jupyterlab" / extension / f"{name}.json"
+        assert values.keys() <= json.loads(schema.read_text())["properties"].keys()
+
+
 # check, progress
 
 
