@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from course_lib import tables
 from course_lib.errors import CourseError
 
 DOTS_PER_INCH = 90  # small enough to be drawn anew at each move of a control
@@ -47,14 +48,9 @@ class View:
 
     def _repr_html_(self) -> str:
         data, caption = base64.b64encode(self.figure.picture(DOTS_PER_INCH)).decode(), escape(self.caption)
-        head = "".join(f'<th scope="col">{escape(str(header))}</th>' for header in self.headers)
-        body = "".join(
-            f'<tr><th scope="row">{escape(str(first))}</th>' + "".join(f"<td>{escape(str(cell))}</td>" for cell in rest) + "</tr>"
-            for first, *rest in self.rows
-        )
         return (
             f'<figure><img alt="{caption}" src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'
-            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            + tables.as_html(self.headers, self.rows)
             + (f"<p>In a terminal: <code>{escape(self.command)}</code></p>" if self.command else "")
         )
 

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "course_lib"
 
 # A module imports those before it, never those after it.
 ORDER = (
-    "errors", "show", "explore", "report", "devices", "tfds_compat", "digits", "digits_builder", "data", "models", "precision", "training", "wire",
+    "errors", "tables", "show", "explore", "report", "devices", "tfds_compat", "digits", "digits_builder", "data", "models", "precision", "training", "wire",
     "parameter_server", "collectives", "accumulate", "pipeline", "layouts", "sharding", "cluster", "tpu", "trace", "measure",
     "plan", "views", "compare", "support", "grading",
     "doctor", "notebooks", "badges", "colab", "bootstrap", "grade", "certificate", "cli",

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from course_lib import tables
 from course_lib.grading import bank
 from course_lib.grading.verdict import Verdict
 
@@ -79,17 +80,9 @@ class Progress:
         return "\n".join([*lines, "", f"{self.points} of {self.of} points", self.next_step])
 
     def _repr_html_(self) -> str:
-        head = "".join(f'<th scope="col" style="text-align: left">{header}</th>' for header in _HEADERS)
-        body = "".join(
-            f'<tr><th scope="row" style="text-align: left">{html.escape(one.exercise)}</th>'
-            f"<td>{one.points} of {one.of}</td><td>{one.attempts}</td>"
-            f'<td style="text-align: left">{html.escape(", ".join(one.open) or "none")}</td></tr>'
-            for one in self.exercises
-        )
-        return (
-            f"<table><caption>Your progress: {self.points} of {self.of} points</caption><thead><tr>{head}</tr></thead>"
-            f"<tbody>{body}</tbody></table><p>{html.escape(self.next_step)}</p>"
-        )
+        rows = [(one.exercise, f"{one.points} of {one.of}", one.attempts, ", ".join(one.open) or "none") for one in self.exercises]
+        caption = f"Your progress: {self.points} of {self.of} points"
+        return f"{tables.as_html(_HEADERS, rows, caption)}<p>{html.escape(self.next_step)}</p>"
 
 
 def record(file: Path, exercise: str, verdict: Verdict, seed: int) -> None:
