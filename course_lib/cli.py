@@ -78,7 +78,7 @@ def check(arguments: argparse.Namespace) -> int:
 
 def progress(arguments: argparse.Namespace) -> int:
     """Show the points earned so far, what is open, and the next step."""
-    from course_lib.grading.progress import read
+    from course_lib.progress import read
 
     _say(read(arguments.folder or _checkout() / "exercises"), arguments.json)
     return 0

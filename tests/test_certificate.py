@@ -18,7 +18,7 @@ from course_lib import cli
 from course_lib.certificate import keys, record, rerun, sheet
 from course_lib.certificate.record import Record, Refused
 from course_lib.grade.results import Result
-from course_lib.grading import bank, progress
+from course_lib.grading import bank, journal
 from course_lib.grading.verdict import Verdict
 
 pytest.importorskip("cryptography")
@@ -40,7 +40,7 @@ def finish(folder: Path, *exercises: str) -> Path:
     for exercise in exercises:
         shutil.copy(ROOT / "solutions" / f"{exercise}.ipynb", folder)
         for question in bank.questions(exercise):
-            progress.record(folder / progress.FILE, exercise, Verdict(question.name, "t", True, 1, 1), seed=0)
+            journal.record(folder / journal.FILE, exercise, Verdict(question.name, "t", True, 1, 1), seed=0)
     return folder
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from course_lib import progress
 from course_lib.errors import CourseError
-from course_lib.grading import CheckFailed, Exercise, Mistake, Question, Target, bank, generate, progress, terminal
+from course_lib.grading import CheckFailed, Exercise, Mistake, Question, Target, bank, generate, journal, terminal
 from course_lib.grading.asking import NotPlain, ask, plain
 from course_lib.grading.exercise import VERDICT_MIME
 from course_lib.grading.judging import judge, same
@@ -271,7 +272,7 @@ def test_mistake_must_stand_in_for_every_name():
 
 
 def exercise(folder, name="demo"):
-    return Exercise(name, (DOUBLE,), folder / progress.FILE)
+    return Exercise(name, (DOUBLE,), folder / journal.FILE)
 
 
 def test_second_hint_follows_the_second_time(tmp_path, capsys, monkeypatch):
@@ -306,7 +307,7 @@ def test_each_check_draws_a_fresh_seed(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "double", lambda x: 2 * x)
     for _ in range(3):
         check(exercise(tmp_path))
-    assert len({event["seed"] for event in progress.events(tmp_path / progress.FILE)}) == 3
+    assert len({event["seed"] for event in journal.events(tmp_path / journal.FILE)}) == 3
 
 
 # Progress: appended, torn, shared.
@@ -316,32 +317,32 @@ RIGHT = Verdict("q1", "t", True, 1, 1)
 
 def _record_many(file):
     for seed in range(200):
-        progress.record(file, "00_start_here", RIGHT, seed)
+        journal.record(file, "00_start_here", RIGHT, seed)
 
 
 def test_two_writers_lose_nothing(tmp_path):
-    file = tmp_path / progress.FILE
+    file = tmp_path / journal.FILE
     writers = [multiprocessing.get_context("spawn").Process(target=_record_many, args=(file,)) for _ in range(2)]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join()
-    assert len(progress.events(file)) == 400
+    assert len(journal.events(file)) == 400
 
 
 @pytest.mark.parametrize("broken", [b"\x00\xff", b"{", b"[]", b"3", b'{"exercise": "00_start_here"', b'{"question": 1}'])
 def test_a_torn_line_costs_only_itself(tmp_path, broken):
-    file = tmp_path / progress.FILE
-    progress.record(file, "00_start_here", RIGHT, 1)
+    file = tmp_path / journal.FILE
+    journal.record(file, "00_start_here", RIGHT, 1)
     with file.open("ab") as torn:
         torn.write(b"\n" + broken)
-    progress.record(file, "00_start_here", RIGHT, 2)
-    assert [event["seed"] for event in progress.events(file)] == [1, 2]
+    journal.record(file, "00_start_here", RIGHT, 2)
+    assert [event["seed"] for event in journal.events(file)] == [1, 2]
 
 
 def test_read_counts_points_attempts_and_the_next_question(tmp_path):
     for verdict in (RIGHT, RIGHT, Verdict("q2", "t", False, 0, 1), Verdict("gone", "t", True, 1, 1)):
-        progress.record(tmp_path / progress.FILE, "00_start_here", verdict, 0)
+        journal.record(tmp_path / journal.FILE, "00_start_here", verdict, 0)
     first = progress.read(tmp_path).exercises[0]
     assert (first.points, first.of, first.attempts, first.next_open) == (1, 4, 4, "q2")
     assert "1 of 4 points, 4 checks, open: q2, q3, q4" in str(progress.read(tmp_path))

@@ -145,6 +145,32 @@ def test_every_link_leads_somewhere(path):
                 assert (path.parent / link).exists(), link
 
 
+LESSONS = sorted(path.stem for path in ROOT.glob("notebooks/*.ipynb"))
+
+
+def last_links(path: Path) -> list[str]:
+    """Where the last line with links to notebooks leads, in order."""
+    prose = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+    found = [re.findall(r"\]\(([^()\s]+\.ipynb)\)", line) for line in prose.splitlines()]
+    return [links for links in found if links][-1]
+
+
+@pytest.mark.parametrize("number", range(len(LESSONS)), ids=LESSONS)
+def test_a_lesson_leads_to_its_exercise_and_its_neighbours_and_the_exercise_back_and_on(number):
+    name, before, after = LESSONS[number], LESSONS[:number][-1:], LESSONS[number + 1 :][:1]
+    links = last_links(ROOT / "notebooks" / f"{name}.ipynb")
+    assert links == [f"../exercises/{name}.ipynb", *(f"{other}.ipynb" for other in (*before, *after))]
+    on = after or LESSONS[:1]  # the last exercise leads to the start
+    assert last_links(ROOT / "exercises" / f"{name}.ipynb") == [f"../notebooks/{other}.ipynb" for other in (name, *on)]
+
+
+def test_lesson_00_lists_the_lessons_with_the_readmes_words():
+    row = r"(?m)^\| \[?(\d\d [^|\]]+?)(?:\]\([^|]*\))? \| ([^|]+) \|"
+    (table,) = [cell.source for cell in read(ROOT / "notebooks" / f"{LESSONS[0]}.ipynb").cells if "## The lessons" in cell.source]
+    assert re.findall(row, table) == re.findall(row, (ROOT / "README.md").read_text())
+    assert re.findall(r"\]\((.+?)\)", table) == [f"{name}.ipynb" for name in LESSONS[1:]]
+
+
 def test_the_sanitizing_is_seen_through():
     """A cell whose every number is sanitized away counts as not compared."""
     cell = nbformat.v4.new_code_cell("1", outputs=[nbformat.v4.new_output("stream", text="  1.52x\n")])

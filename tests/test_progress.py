@@ -8,8 +8,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from course_lib import cli
-from course_lib.grading import bank, progress
+from course_lib import cli, progress
+from course_lib.grading import bank, journal
 from course_lib.grading.exercise import Exercise
 from course_lib.grading.verdict import Verdict
 
@@ -19,7 +19,7 @@ FIRST, SECOND = list(bank.MODULES)[:2]
 
 def answer(folder: Path, exercise: str, *names: str, right: bool = True) -> None:
     for name in names:
-        progress.record(folder / progress.FILE, exercise, Verdict(name, "t", right, 1, 1), seed=0)
+        journal.record(folder / journal.FILE, exercise, Verdict(name, "t", right, 1, 1), seed=0)
 
 
 def names_of(exercise: str) -> list[str]:
@@ -59,7 +59,7 @@ def test_an_exercise_is_right_since_its_last_question_was_first_right(tmp_path):
     *others, last = names_of(FIRST)
     lines = [(name, f"2026-01-0{day}T00:00:00+00:00") for day, name in enumerate([*others, last, others[0]], 1)]
     events = [{"time": time, "exercise": FIRST, "question": name, "right": True} for name, time in lines]
-    (tmp_path / progress.FILE).write_text("\n".join(map(json.dumps, events)))
+    (tmp_path / journal.FILE).write_text("\n".join(map(json.dumps, events)))
     assert progress.read(tmp_path).exercises[0].right_since == lines[-2][1]
     assert progress.read(tmp_path).exercises[1].right_since is None
 
@@ -142,7 +142,7 @@ ODD = [
 
 @pytest.mark.parametrize("ends_whole", [True, False])
 def test_lines_of_other_versions_are_kept_and_do_no_harm(tmp_path, ends_whole):
-    file = tmp_path / progress.FILE
+    file = tmp_path / journal.FILE
     before = b"\n".join(ODD) + b"\n" * ends_whole
     file.write_bytes(before)
     assert progress.read(tmp_path).points == 0
@@ -155,10 +155,10 @@ def test_lines_of_other_versions_are_kept_and_do_no_harm(tmp_path, ends_whole):
 
 def test_a_right_answer_with_fields_of_a_later_version_counts(tmp_path):
     line = {"version": 9, "exercise": FIRST, "question": "q1", "right": True, "time": 5, "later": [1]}
-    (tmp_path / progress.FILE).write_text(json.dumps(line))
+    (tmp_path / journal.FILE).write_text(json.dumps(line))
     assert progress.read(tmp_path).exercises[0].points == 1
 
 
 def test_a_learners_file_is_never_part_of_the_course():
-    assert progress.FILE in (ROOT / ".gitignore").read_text().splitlines()
+    assert journal.FILE in (ROOT / ".gitignore").read_text().splitlines()
     assert not re.search(r"progress", (ROOT / "Makefile").read_text().split("\nclean:")[1].split("\n\n")[0])

@@ -26,9 +26,9 @@ def certificate(arguments: argparse.Namespace, folder: Path) -> int:
 
     folder  of the exercise notebooks
     """
+    from course_lib import progress
     from course_lib.certificate import record, sheet
     from course_lib.grade.results import write_whole
-    from course_lib.grading import progress
 
     read = progress.read(folder)
     unfinished = [f"{one.exercise} ({', '.join(one.open)})" for one in read.exercises if one.open]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from course_lib.errors import CourseError
 from course_lib.grading.cells import question_tags, read_notebook
-from course_lib.grading.progress import ExerciseProgress, Progress
+from course_lib.progress import ExerciseProgress, Progress
 
 FORMAT = "distributed training course, certificate 1"
 LONGEST_NAME = 100  # characters

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from course_lib.errors import CourseError
-from course_lib.grading import bank, progress
+from course_lib.grading import bank, journal
 from course_lib.grading.asking import ask
 from course_lib.grading.judging import judge
 from course_lib.grading.question import Question
@@ -37,12 +37,12 @@ class Exercise:
         self,
         name: str,
         questions: tuple[Question, ...] | None = None,
-        file: Path | None = Path(progress.FILE),
+        file: Path | None = Path(journal.FILE),
     ) -> None:
         self.name = name
         self._questions = {question.name: question for question in questions or bank.questions(name)}
         self._file = file
-        self._checks = progress.events(file) if file else []
+        self._checks = journal.events(file) if file else []
 
     def __call__(self, question_name: str) -> None:
         """Check one question on fresh inputs and show the verdict.
@@ -63,7 +63,7 @@ class Exercise:
             raise CheckFailed(verdict.summary)
 
     def __repr__(self) -> str:
-        right = progress.right_questions(self.name, self._checks)
+        right = journal.right_questions(self.name, self._checks)
         points = sum(question.points for name, question in self._questions.items() if name in right)
         of = sum(question.points for question in self._questions.values())
         lines = [
@@ -90,7 +90,7 @@ class Exercise:
         if self._file is None:
             return
         try:
-            progress.record(self._file, self.name, verdict, seed)
+            journal.record(self._file, self.name, verdict, seed)
         except OSError as error:
             print(
                 f"The check counts, but {self._file} could not be written ({error.strerror or error}); "

@@ -1,23 +1,12 @@
-"""A learner's progress: JSON lines that are only ever appended.
-
-Needs nothing. Each event is one write to a file opened for appending, so several
-notebooks can record at once; a torn line costs that event and no other. No version of
-the course rewrites the file: lines that this one cannot use, such as those of an
-exercise that is gone or of a newer version, stay as they are and count for nothing.
-"""
+"""Where a learner stands: points of all exercises, what is open, and the next step. Needs nothing."""
 
 import html
-import json
-import os
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 
 from course_lib import tables
-from course_lib.grading import bank
-from course_lib.grading.verdict import Verdict
+from course_lib.grading import bank, journal
 
-FILE = ".progress.jsonl"
 _HEADERS = ("Exercise", "Points", "Checks", "Open questions")
 
 
@@ -85,49 +74,15 @@ class Progress:
         return f"{tables.as_html(_HEADERS, rows, caption)}<p>{html.escape(self.next_step)}</p>"
 
 
-def record(file: Path, exercise: str, verdict: Verdict, seed: int) -> None:
-    """Append one check to the file. Raises OSError where it cannot be written."""
-    event = {
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "exercise": exercise,
-        "question": verdict.question,
-        "right": verdict.right,
-        "mistake": verdict.mistake,
-        "seed": seed,
-    }
-    # The newline comes first: a line torn by a crash does not swallow the next one.
-    line = ("\n" + json.dumps(event)).encode()
-    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        if os.write(descriptor, line) != len(line):
-            raise OSError("the disk is full")
-    finally:
-        os.close(descriptor)
-
-
-def events(file: Path) -> list[dict]:
-    """The recorded checks, oldest first; none where there is no readable file."""
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    return [event for event in map(_event, lines) if event]
-
-
 def read(folder: str | Path) -> Progress:
     """The progress recorded beside the notebooks in a folder."""
-    checks = events(Path(folder) / FILE)
+    checks = journal.events(Path(folder) / journal.FILE)
     return Progress(tuple(_exercise_progress(exercise, checks) for exercise in bank.MODULES))
-
-
-def right_questions(exercise: str, checks: list[dict]) -> set[str]:
-    """The questions answered right at least once."""
-    return {check["question"] for check in checks if check["exercise"] == exercise and check["right"]}
 
 
 def _exercise_progress(exercise: str, checks: list[dict]) -> ExerciseProgress:
     questions = bank.questions(exercise)
-    right = right_questions(exercise, checks)
+    right = journal.right_questions(exercise, checks)
     left = tuple(question.name for question in questions if question.name not in right)
     return ExerciseProgress(
         exercise=exercise,
@@ -158,13 +113,3 @@ def _checks(attempts: int) -> str:
 
 def _left(one: ExerciseProgress) -> str:
     return f"open: {', '.join(one.open)}" if one.open else "complete"
-
-
-def _event(line: str) -> dict | None:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    wanted = {"exercise": str, "question": str, "right": bool}
-    whole = isinstance(event, dict) and all(isinstance(event.get(key), kind) for key, kind in wanted.items())
-    return event if whole else None
