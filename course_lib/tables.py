@@ -1,4 +1,4 @@
-"""A table as HTML whose headers a screen reader can follow. Standard library only; used by explore and grading."""
+"""A table as HTML whose headers a screen reader can follow. Standard library only; used by explore and progress."""
 
 from collections.abc import Iterable, Sequence
 from html import escape

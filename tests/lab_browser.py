@@ -1,0 +1,139 @@
+"""JupyterLab in headless Chromium, used as a person uses it: for test_lab.py and benchmark_lab.py.
+
+The server works on a copy of the course, with settings of nobody. What is read back is JupyterLab's own model of the
+open notebook, for a long notebook's page holds only the cells that are in sight.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from playwright.sync_api import Locator, Page, Route, sync_playwright
+
+from course_lib.grading.generate import generate
+
+ROOT = Path(__file__).parents[1]
+PATIENCE = 180_000  # milliseconds for a whole notebook; a wait for anything else ends after Playwright's 30 seconds
+URL = re.compile(r"http://127\.0\.0\.1:\d+/\S*token=\w+")
+SIZE = {"width": 1400, "height": 900}
+COMMAND = (sys.executable, "-m", "course_lib.cli", "lab", "--no-browser")
+NOTEBOOK = ".jp-NotebookPanel:not(.lm-mod-hidden)"  # the open one
+
+# In the page: whether the open notebook's kernel is idle, its cells, the place of its first code cell with a text, and
+# its code cells.
+IDLE = "() => jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'"
+CONTENT = "jupyterapp.shell.currentWidget.content"
+PLACE = f"{CONTENT}.widgets.findIndex(cell => cell.model.type === 'code' && cell.model.sharedModel.source.includes(text))"
+CELLS = f"""{CONTENT}.widgets.filter(cell => cell.model.type === "code").map(cell => ({{
+  tags: cell.model.getMetadata("tags") ?? [],
+  source: cell.model.sharedModel.source,
+  count: cell.model.executionCount,
+  outputs: cell.model.outputs.toJSON(),
+}}))"""
+
+
+def copy_of_the_course(folder: Path) -> Path:
+    """What a learner starts with: lessons, package and blank exercises, where nothing reaches this checkout's."""
+    for name in ("course_lib", "notebooks"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "logs", ".*"))
+    generate(ROOT / "solutions", folder / "exercises")
+    return folder
+
+
+@contextlib.contextmanager
+def lab(course: Path, settings: Path, command: tuple[str, ...] = COMMAND) -> Iterator[str]:
+    """`course lab` in the course's folder, without this machine's own settings; gives the address that it prints."""
+    own = {f"JUPYTER_{name}_DIR": str(settings / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
+    (settings / "config").mkdir(parents=True)
+    (settings / "config/jupyter_server_config.json").write_text('{"LabApp": {"expose_app_in_browser": true}}')
+    environment = {**os.environ, **own, "PYTHONPATH": str(course)}
+    server = subprocess.Popen(command, cwd=course, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    said = []
+    try:
+        for line in server.stdout:
+            said.append(line)
+            if found := URL.search(line):
+                break
+        else:
+            raise RuntimeError("JupyterLab ended:\n" + "".join(said))
+        # A full pipe would stop the server.
+        threading.Thread(target=lambda: said.extend(server.stdout), daemon=True).start()
+        yield found[0]
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+@contextlib.contextmanager
+def browser_page() -> Iterator[Page]:
+    """A page of headless Chromium that reaches this machine alone: what it asks of another is an empty picture."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page(viewport=SIZE)
+        page.route(re.compile("^https://"), _empty_picture)
+        yield page
+        browser.close()
+
+
+def _empty_picture(route: Route) -> None:
+    route.fulfill(content_type="image/svg+xml", body='<svg xmlns="http://www.w3.org/2000/svg" width="117" height="20"/>')
+
+
+def menu(page: Page, name: str, item: str) -> None:
+    """Click an item of the menu bar."""
+    page.locator(".lm-MenuBar-itemLabel", has_text=re.compile(f"^{name}$")).click()
+    page.locator(".lm-Menu-itemLabel", has_text=re.compile(f"^{item}")).click()
+
+
+def opened(page: Page, path: str) -> None:
+    """Wait until a notebook is the open one, with its cells and an idle kernel."""
+    page.wait_for_function("path => window.jupyterapp?.shell.currentWidget?.context?.path === path", arg=path)
+    page.wait_for_function(IDLE)
+    page.locator(f"{NOTEBOOK} .jp-Cell").first.wait_for()
+
+
+def run_all(page: Page) -> list[dict]:
+    """Clear all outputs, run all cells by the menu, and give the cells once all have run."""
+    menu(page, "Edit", "Clear Outputs of All Cells")
+    menu(page, "Run", "Run All Cells")
+    page.wait_for_function(f"() => {CELLS}.every(cell => cell.count !== null)", timeout=PATIENCE)
+    page.wait_for_function(IDLE)
+    return page.evaluate(CELLS)
+
+
+def in_sight(page: Page, text: str) -> Locator:
+    """The first code cell of the open notebook with this text, scrolled to the middle."""
+    number = page.evaluate(f"text => {{ const number = {PLACE}; {CONTENT}.scrollToItem(number, 'center'); return number; }}", text)
+    return page.locator(f'{NOTEBOOK} .jp-Cell[data-windowed-list-index="{number}"]')
+
+
+def run_cell(page: Page, text: str, source: str | None = None) -> Locator:
+    """Click into the code cell with this text, write another source over it if given, and run it; gives the cell."""
+    cell = in_sight(page, text)
+    listen = """window.counted = false;
+      model.stateChanged.connect((_, change) => { counted ||= change.name === "executionCount" && change.newValue !== null; });"""
+    page.evaluate(f"text => {{ const model = {CONTENT}.widgets[{PLACE}].model; {listen} }}", text)
+    cell.locator(".cm-content").click()
+    if source is not None:
+        page.keyboard.press("Control+A")
+        page.keyboard.insert_text(source)
+    page.keyboard.press("Shift+Enter")
+    page.wait_for_function("() => counted")
+    return cell
+
+
+def follow(page: Page, name: str) -> None:
+    """Click the link with this name in the open notebook's prose; the last one, where there are several."""
+    page.locator(f"{NOTEBOOK} .jp-MarkdownCell").get_by_role("link", name=name).last.click()
+
+
+def save(page: Page) -> None:
+    """Save the open notebook by the keyboard, and wait until it is on disk."""
+    page.keyboard.press("Control+S")
+    page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")

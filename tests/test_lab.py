@@ -1,0 +1,125 @@
+"""A learner's first hours in JupyterLab, in headless Chromium: lessons 00 to 02, a view, and each exercise's first question.
+
+The tests are one walk in one browser, in order, on a copy of the course.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+expect = pytest.importorskip("playwright.sync_api", reason="the extra `browser` is not installed").expect
+from lab_browser import CELLS, browser_page, copy_of_the_course, follow, in_sight, lab, menu, opened, run_all, run_cell, save
+
+from course_lib import notebooks, progress
+from course_lib.grading import bank
+from course_lib.grading.cells import question_tags, read_notebook
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[1]
+LESSONS = sorted(path.stem for path in ROOT.glob("notebooks/*.ipynb"))
+# For q1 of each exercise: what of the solution is written wrongly, and how, and the mistake that it is.
+WRONG = {
+    "00_start_here": ("size + (replica < left_over)", "size", "remainder dropped"),
+    "01_one_device": ("step().numpy()", "step()", "not waited for"),
+    "02_data_parallelism": ("chunks[right][chunk] + array", "array", "stored, not added"),
+}
+each_lesson = pytest.mark.parametrize("lesson", WRONG)
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    return copy_of_the_course(tmp_path_factory.mktemp("course"))
+
+
+@pytest.fixture(scope="module")
+def page(course, tmp_path_factory):
+    """JupyterLab as `course lab` opens it."""
+    with lab(course, tmp_path_factory.mktemp("jupyter")) as address, browser_page() as page:
+        page.goto(address)
+        yield page
+
+
+def solution(exercise: str) -> str:
+    """The right answer to q1."""
+    cells = read_notebook(ROOT / "solutions" / f"{exercise}.ipynb")["cells"]
+    (source,) = [cell["source"] for cell in cells if "q1" in question_tags(cell)]
+    return re.sub(r"(?m)^ *### (BEGIN|END) SOLUTION\n?", "", source)
+
+
+def test_it_opens_on_lesson_00_beside_the_lessons_in_their_order(page):
+    opened(page, "notebooks/00_start_here.ipynb")
+    listed = page.locator(".jp-DirListing-itemText").all_inner_texts()
+    assert [name for name in listed if name.endswith(".ipynb")] == [f"{lesson}.ipynb" for lesson in LESSONS]
+    assert page.locator(".lm-TabBar-tabLabel:visible", has_text=".ipynb").count() == 1
+    assert page.locator(".jp-Dialog, .Toastify__toast").count() == 0
+
+
+@each_lesson
+def test_a_lesson_runs_without_a_red_cell_and_its_exercise_says_what_is_wrong(page, course, lesson):
+    """Each is reached by a link from the one before. The cells of a lesson that say so raise, and no other."""
+    opened(page, f"notebooks/{lesson}.ipynb")
+    cells = run_all(page)
+    red = [cell["source"] for cell in cells if any(output["output_type"] == "error" for output in cell["outputs"])]
+    assert red == [cell["source"] for cell in cells if notebooks.RAISES in cell["tags"]]
+    save(page)
+
+    follow(page, f"exercise {lesson[:2]}")
+    opened(page, f"exercises/{lesson}.ipynb")
+    run_cell(page, "import course_lib")
+    question, right = bank.questions(lesson)[0], solution(lesson)
+    good, bad, name = WRONG[lesson]
+    (mistake,) = [mistake for mistake in question.mistakes if mistake.name == name]
+    run_cell(page, f"def {question.asks_for[0]}(", right.replace(good, bad))
+    check = run_cell(page, 'check("q1")')
+    expect(check).to_contain_text("q1 is not right yet")
+    expect(check).to_contain_text(mistake.what)
+    run_cell(page, f"def {question.asks_for[0]}(", right)
+    check = run_cell(page, 'check("q1")')
+    expect(check).to_contain_text(f"q1 is right: {question.points} of {question.points} point")
+    save(page)
+    assert progress.read(course / "exercises").exercises[LESSONS.index(lesson)].points == question.points
+    menu(page, "Kernel", "Shut Down Kernel")
+
+    follow(page, "lesson")
+
+
+def test_a_view_follows_its_controls(page):
+    """Lesson 02's stepper of the all-reduce, by mouse and by keyboard: picture, caption and table change together."""
+    page.get_by_role("tab", name="02_data_parallelism.ipynb").first.click()
+    opened(page, "notebooks/02_data_parallelism.ipynb")
+    cell = in_sight(page, "views.all_reduce(")
+    first = seen(cell)
+    cell.get_by_label("algorithm").select_option("tree")
+    expect(cell.locator("figcaption")).not_to_have_text(first["caption"])
+    second = seen(cell)
+    cell.get_by_role("slider").last.press("ArrowLeft")
+    expect(cell.locator("figcaption")).not_to_have_text(second["caption"])
+    third = seen(cell)
+    assert all(len({first[part], second[part], third[part]}) == 3 for part in first)
+
+
+def seen(cell) -> dict[str, str]:
+    """A view's picture, caption and table."""
+    picture, caption = cell.locator("img"), cell.locator("figcaption").inner_text()
+    assert picture.get_attribute("alt") == caption
+    return {"picture": picture.get_attribute("src"), "caption": caption, "table": cell.locator("table").inner_text()}
+
+
+def test_lesson_00_shows_the_points_and_a_reload_keeps_the_work(page, course):
+    page.locator(".jp-DirListing-itemText", has_text="00_start_here").dblclick()
+    opened(page, "notebooks/00_start_here.ipynb")
+    points = sum(bank.questions(lesson)[0].points for lesson in WRONG)
+    table = run_cell(page, "progress.read(")
+    expect(table).to_contain_text(f"Your progress: {points} of ")
+    expect(table).to_contain_text("Next: q2 in exercises/00_start_here.ipynb")
+    save(page)
+
+    page.reload()
+    opened(page, "notebooks/00_start_here.ipynb")
+    expect(in_sight(page, "progress.read(")).to_contain_text(f"Your progress: {points} of ")
+    page.get_by_role("tab", name="00_start_here.ipynb").last.click()
+    opened(page, "exercises/00_start_here.ipynb")
+    assert solution("00_start_here") in [cell["source"] for cell in page.evaluate(CELLS)]
+    expect(in_sight(page, 'check("q1")')).to_contain_text("q1 is right")
