@@ -17,6 +17,7 @@ from course_lib import tables
 from course_lib.errors import CourseError
 
 DOTS_PER_INCH = 90  # small enough to be drawn anew at each move of a control
+PLAY_MILLISECONDS = 600  # from one picture to the next: longer than one takes to be drawn
 WIDGET = "application/vnd.jupyter.widget-view+json"
 Values = Mapping[str, object]
 
@@ -90,12 +91,14 @@ class Range:
     """A control for a whole number.
 
     low, high, step  numbers, or functions of the values of the controls before
+    plays            has a button that moves it on by itself
     """
 
     label: str
     low: int | Callable[[Values], int]
     high: int | Callable[[Values], int]
     step: int | Callable[[Values], int] = 1
+    plays: bool = False
 
     def now(self, values: Values) -> tuple[int, int, int]:
         return tuple(bound(values) if callable(bound) else bound for bound in (self.low, self.high, self.step))
@@ -116,6 +119,13 @@ class Range:
         widget.min, widget.max, widget.step = min(low, widget.max), max(high, widget.min), step  # never crossed
         widget.value = value
         widget.min, widget.max = low, high
+
+    def player(self, widget, widgets):
+        """A Play button that the front end keeps at the slider's place."""
+        play = widgets.Play(value=widget.value, min=widget.min, max=widget.max, step=widget.step, interval=PLAY_MILLISECONDS)
+        for trait in ("min", "max", "step", "value"):
+            widgets.jslink((widget, trait), (play, trait))
+        return play
 
 
 @dataclass(frozen=True)
@@ -175,7 +185,7 @@ class Explorer:
         return self._view(**self.start)
 
     def panel(self):
-        """An ipywidgets.VBox: a widget per control, in their order, and an HTML widget with the view, which follows them."""
+        """An ipywidgets.VBox: a widget per control, in their order, Play buttons, and an HTML widget with the view, which follows."""
         import ipywidgets
 
         before: dict[str, object] = {}
@@ -200,7 +210,9 @@ class Explorer:
 
         for widget in widgets.values():
             widget.observe(follow, names="value")
-        return ipywidgets.VBox([*widgets.values(), shown])
+        playing = [name for name, control in self.controls.items() if isinstance(control, Range) and control.plays]
+        players = [self.controls[name].player(widgets[name], ipywidgets) for name in playing]
+        return ipywidgets.VBox([*widgets.values(), *players, shown])
 
     def __repr__(self) -> str:
         return repr(self.still)

@@ -86,7 +86,7 @@ def test_a_lesson_runs_without_a_red_cell_and_its_exercise_says_what_is_wrong(pa
 
 
 def test_a_view_follows_its_controls(page):
-    """Lesson 02's stepper of the all-reduce, by mouse and by keyboard: picture, caption and table change together."""
+    """Lesson 02's stepper of the all-reduce, by mouse, keyboard and its Play button: picture, caption and table change together."""
     page.get_by_role("tab", name="02_data_parallelism.ipynb").first.click()
     opened(page, "notebooks/02_data_parallelism.ipynb")
     cell = in_sight(page, "views.all_reduce(")
@@ -97,6 +97,8 @@ def test_a_view_follows_its_controls(page):
     cell.get_by_role("slider").last.press("ArrowLeft")
     expect(cell.locator("figcaption")).not_to_have_text(second["caption"])
     third = seen(cell)
+    cell.locator(".widget-play button").first.press("Enter")
+    expect(cell.locator("figcaption")).to_contain_text("after 4 of 4 rounds")  # the tree's last
     assert all(len({first[part], second[part], third[part]}) == 3 for part in first)
 
 

@@ -147,7 +147,7 @@ def test_a_panel_follows_any_jump(make):
 
 
 def test_a_range_that_another_control_sets_moves_with_it():
-    algorithm, workers, rounds, shown = views.all_reduce(workers=8, round=14).panel().children
+    algorithm, workers, rounds, _, shown = views.all_reduce(workers=8, round=14).panel().children
     assert (rounds.value, rounds.max) == (14, 14)
     workers.value = 2
     assert (rounds.value, rounds.max) == (2, 2)

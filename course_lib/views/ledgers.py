@@ -22,7 +22,7 @@ def network(algorithm: str, workers: int):
 @explorer(
     algorithm=Choice("algorithm", ALGORITHMS),
     workers=Range("workers", 2, 8),
-    round=Range("rounds so far", 0, lambda values: network(values["algorithm"], values["workers"]).rounds),
+    round=Range("rounds so far", 0, lambda values: network(values["algorithm"], values["workers"]).rounds, plays=True),
 )
 def all_reduce(algorithm: str = "ring", workers: int = 4, round: int = 3) -> View:
     """Who has sent what to whom after so many rounds, and the bytes that each worker sent and received.

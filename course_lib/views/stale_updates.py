@@ -42,7 +42,7 @@ def verdict(staleness: int, rate: float) -> str:
 @explorer(
     staleness=Range("staleness", 0, 8),
     rate=LogRange("learning rate x curvature", 0.02, 2.5, step=0.02),
-    updates=Range("updates so far", 1, 40),
+    updates=Range("updates so far", 1, 40, plays=True),
 )
 def staleness(staleness: int = 1, rate: float = 0.9, updates: int = 30) -> View:
     """The weight after each update, beside the same rate without staleness.
