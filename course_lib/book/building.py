@@ -19,7 +19,7 @@ NEEDED = ("sphinx", "myst_nb", "sphinx_book_theme")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 THEME = {
-    "home_page_in_toc": True,
+    "navbar_persistent": [],  # the search stands in the sidebar
     "show_navbar_depth": 1,
     "navigation_with_keys": False,
     "pygments_light_style": "a11y-high-contrast-light",
@@ -48,7 +48,9 @@ SETTINGS = {
     "html_copy_source": False,
     "html_show_sphinx": False,
     "html_use_index": False,
-    "python_maximum_signature_line_length": 60,
+    "html_context": {"default_mode": "auto"},  # light or dark, as the reader's system is
+    "html_domain_indices": False,
+    "add_module_names": False,
     "python_use_unqualified_type_names": True,
     "nitpicky": True,
     "nitpick_ignore_regex": [("py:.*", ".*")],  # a type in a signature is a link where it has a page, and text elsewhere
@@ -96,7 +98,7 @@ def build(checkout: Path, out: Path) -> Book:
         shutil.rmtree(out, ignore_errors=True)
         os.replace(fresh, out)
     files = [path for path in out.rglob("*") if path.is_file()]
-    count = sum(path.suffix == ".html" for path in files)
+    count = sum(path.suffix == ".html" and "_static" not in path.parts for path in files)
     return Book(out / "index.html", count, sum(path.stat().st_size for path in files), time.perf_counter() - began)
 
 
