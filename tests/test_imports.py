@@ -15,7 +15,7 @@ ORDER = (
     "errors", "show", "report", "devices", "tfds_compat", "digits", "digits_builder", "data", "models", "precision", "training", "wire",
     "parameter_server", "collectives", "accumulate", "pipeline", "layouts", "sharding", "cluster", "tpu", "trace", "measure",
     "plan", "compare", "support", "grading",
-    "doctor", "notebooks", "badges", "colab", "bootstrap", "grade", "cli",
+    "doctor", "notebooks", "badges", "colab", "book", "bootstrap", "grade", "cli",
 )  # fmt: skip
 DRAWING = {"matplotlib", "ipywidgets"}
 MAY_DRAW = {"show"}

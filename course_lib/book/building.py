@@ -13,7 +13,7 @@ from pathlib import Path
 from course_lib.book import pages, reference
 from course_lib.errors import CourseError
 
-STATIC = Path(__file__).parent / "static"
+STATIC, TEMPLATES = (Path(__file__).parent / name for name in ("static", "templates"))
 MARK = ".buildinfo"  # Sphinx leaves it in what it builds
 NEEDED = ("sphinx", "myst_nb", "sphinx_book_theme")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
@@ -41,6 +41,7 @@ SETTINGS = {
     "html_math_renderer": "mathml",
     "html_theme": "sphinx_book_theme",
     "html_theme_options": THEME,
+    "templates_path": [str(TEMPLATES)],
     "html_static_path": [str(STATIC)],
     "html_css_files": ["book.css"],
     "html_js_files": [("book.js", {"priority": 150})],  # after Sphinx's options, before its search reads them
