@@ -20,7 +20,7 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 THEME = {
     "navbar_persistent": [],  # the search stands in the sidebar
-    "show_navbar_depth": 1,
+    "max_navbar_depth": 1,  # deeper, the theme folds with buttons that have no name to hear
     "navigation_with_keys": False,
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
@@ -44,7 +44,7 @@ SETTINGS = {
     "templates_path": [str(TEMPLATES)],
     "html_static_path": [str(STATIC)],
     "html_css_files": ["book.css"],
-    "html_js_files": [("book.js", {"priority": 150})],  # after Sphinx's options, before its search reads them
+    "html_js_files": ["book.js"],
     "html_favicon": str(STATIC / "favicon.svg"),
     "html_copy_source": False,
     "html_show_sphinx": False,
