@@ -54,7 +54,8 @@ def lab_command(port: int | None, browser: bool) -> list[str]:
     port  None takes the first free one from Jupyter's own default on
     """
     command = [sys.executable, "-m", "jupyterlab", "--ServerApp.root_dir=.", f"--LabApp.default_url={FIRST_PAGE}"]
-    command += ["--ip=127.0.0.1"]
+    settings = Path(__file__).with_name("lab")  # whole names in the list of lessons, and no question about news
+    command += ["--ip=127.0.0.1", f"--LabApp.app_settings_dir={settings}"]
     command += [] if port is None else [f"--port={port}", "--ServerApp.port_retries=0"]
     command += [] if browser else ["--no-browser"]
     # Containers run as root, where Jupyter refuses to start; loopback and its token still guard it.
@@ -76,11 +77,18 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 def progress(arguments: argparse.Namespace) -> int:
-    """Show the points earned so far."""
+    """Show the points earned so far, what is open, and the next step."""
     from course_lib.grading.progress import read
 
     _say(read(arguments.folder or _checkout() / "exercises"), arguments.json)
     return 0
+
+
+def certificate(arguments: argparse.Namespace) -> int:
+    """Write your completion certificate: a page that your instructor can verify and sign."""
+    from course_lib.certificate.command import certificate
+
+    return certificate(arguments, arguments.folder or _checkout() / "exercises")
 
 
 def new_exercises(arguments: argparse.Namespace) -> int:
@@ -225,11 +233,14 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("--out", type=Path, metavar="FOLDER", help="the folder to write; build/book by default")
 
     # These import no framework, so that --help stays quick.
+    from course_lib.certificate import command as certifying
     from course_lib.cluster.command import add_commands
     from course_lib.grade import command as grading
     from course_lib.plan import command as planning
     from course_lib.tpu.command import EXAMPLE, add_arguments, compile_model
 
+    certifying.add_certificate_arguments(command("certificate", certificate, certifying.CERTIFICATE_EXAMPLE))
+    certifying.add_verify_arguments(command("verify", certifying.verify, certifying.VERIFY_EXAMPLE))
     grading.add_arguments(command("grade", grading.grade, grading.EXAMPLE))
     add_arguments(command("compile", compile_model, EXAMPLE))
     planning.add_arguments(command("plan", planning.plan, planning.EXAMPLE))

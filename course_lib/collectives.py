@@ -46,6 +46,12 @@ class Network:
         self.messages += [Message(number, source, target, array.nbytes) for source, target, array in transfers]
         return [array.copy() for _, _, array in transfers]
 
+    def until(self, rounds: int) -> "Network":
+        """The ledger as it stood after the first so many rounds."""
+        earlier = Network(self.workers)
+        earlier.messages = [message for message in self.messages if message.round < rounds]
+        return earlier
+
     @property
     def rounds(self) -> int:
         """Rounds so far; each costs one latency."""

@@ -45,6 +45,7 @@ NEEDS = {
     "11_capstone": Need("tensorflow", replicas=4, packages=(*Need.packages, "psutil")),
 }
 PROFILE_VIEWER = "tensorboard-plugin-profile"
+HELP = "A message that you do not understand? TROUBLESHOOTING.md has it, with its cause and remedy."
 NEEDED_MEMORY_BYTES = 3 * GIB  # no lesson holds more at its peak
 
 
@@ -92,7 +93,7 @@ class Diagnosis:
     def __str__(self) -> str:
         disk = f"{'free disk':20} {self.free_disk_bytes / GIB:.0f} GiB"
         advice = ["", *self.advice] if self.advice else []
-        return "\n".join([str(self.machine), disk, "", *map(str, self.lessons), *advice])
+        return "\n".join([str(self.machine), disk, "", *map(str, self.lessons), *advice, "", HELP])
 
 
 def diagnose(needs: Mapping[str, Need], folder: Path) -> Diagnosis:

@@ -18,6 +18,7 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
+WIDGETS = "application/vnd.jupyter.widget-"  # a widget's place and state: both name a kernel that is gone
 RAISES = "raises-exception"  # Jupyter's own tag for a cell that fails on purpose
 
 
@@ -72,6 +73,9 @@ def clean(notebook):
             for output in cell.outputs:
                 if output.output_type == "error":
                     output.traceback = [f"{output.ename}: {output.evalue}"]
+                for shown in (output.get("data", {}), output.get("metadata", {})):
+                    for kind in [kind for kind in shown if kind.startswith(WIDGETS)]:
+                        del shown[kind]
     notebook.metadata = METADATA
     return notebook
 

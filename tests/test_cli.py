@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from course_lib import cli, devices, doctor, notebooks
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("doctor", "lab", "check", "progress", "new-exercises", "run-notebooks", "badges", "colab", "compile", "grade")
+COMMANDS = ("doctor", "lab", "check", "progress", "new-exercises", "run-notebooks", "badges", "colab", "compile", "grade", "certificate", "verify")
 
 
 def course(*arguments: str) -> subprocess.CompletedProcess:
@@ -37,7 +38,7 @@ def test_help_holds_an_example_that_parses(capsys, command):
     assert code == 0
     example = " ".join(re.search(r"Example: course (.*)", out, re.DOTALL)[1].split())
     assert example.startswith(command)
-    cli._parser().parse_args(example.split())
+    cli._parser().parse_args(shlex.split(example))
 
 
 @pytest.mark.parametrize(
@@ -150,6 +151,16 @@ def test_lab_listens_on_this_machine_alone_and_opens_the_first_lesson(monkeypatc
         assert "--ip=127.0.0.1" in command
         assert any(option.endswith("/lab/tree/notebooks/00_start_here.ipynb") for option in command)
     assert "--port=8890" in command and "--no-browser" in command
+
+
+def test_lab_asks_nothing_and_shows_whole_names():
+    jupyterlab = pytest.importorskip("jupyterlab", reason="needs JupyterLab, which Colab has not")
+    (settings,) = (option.partition("=")[2] for option in cli.lab_command(None, True) if "app_settings_dir" in option)
+    overrides = json.loads((Path(settings) / "overrides.json").read_text())
+    for plugin, values in overrides.items():  # a setting that JupyterLab no longer has would be dropped in silence
+        extension, _, name = plugin.removeprefix("@jupyterlab/").partition(":")
+        schema = Path(jupyterlab.__file__).parent / "schemas" / "@jupyterlab" / extension / f"{name}.json"
+        assert values.keys() <= json.loads(schema.read_text())["properties"].keys()
 
 
 # check, progress

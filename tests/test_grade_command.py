@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -175,7 +174,7 @@ def ended_after(results: int, folder: Path, *arguments: object, by: signal.Signa
 
 @needs_sandbox
 def test_killed_three_times_and_resumed_it_ends_as_if_undisturbed(tmp_path):
-    texts = {f"learner {number:02}": notebook(f"# {number}", Q1 if number % 3 else Q1_WRONG, Q2) for number in range(16)}
+    texts = {f"learner {number:02}": notebook(f"# {number}", Q1 if number % 3 else Q1_WRONG, Q2) for number in range(24)}
     write_class(tmp_path / "in", texts)
     (tmp_path / "secret").write_text("fedcba9876543210")
     for count in (3, 4, 5):
@@ -186,18 +185,18 @@ def test_killed_three_times_and_resumed_it_ends_as_if_undisturbed(tmp_path):
     )
     assert whole.returncode == resumed.returncode == 0
     known = int(resumed.stdout.split("; ")[1].split()[0])
-    assert 12 <= known <= 14  # one that was in hand at a kill may have been stored before it
+    assert 12 <= known < 24  # what was in hand at a kill may have been stored before it
     assert files(tmp_path / "killed") == files(tmp_path / "whole")
-    assert sum(int(row["points"]) for row in rows(tmp_path / "whole").values()) == 10 * 2 + 6
+    assert sum(int(row["points"]) for row in rows(tmp_path / "whole").values()) == 16 * 2 + 8
 
 
 @needs_sandbox
 def test_stopped_by_ctrl_c_it_says_what_is_kept(tmp_path):
-    write_class(tmp_path / "in", {f"learner {number:02}": notebook(f"# {number}", Q1) for number in range(30)})
+    never_ends = notebook("import threading; threading.Event().wait()", Q1)
+    write_class(tmp_path / "in", {"ana": notebook(Q1), "ben": notebook("# ben", Q1), "cem": never_ends})
     code, complaints = ended_after(2, tmp_path, "in", "--out", "out", by=signal.SIGINT)
-    said = re.fullmatch(r"course grade: stopped; (\d+) of 30 have their result, and the same command goes on\n", complaints)
-    assert code == 130 and said and 2 <= int(said[1]) < 30, complaints
-    assert len(list((tmp_path / "out" / "submissions").glob("*.json"))) == int(said[1])
+    assert (code, complaints) == (130, "course grade: stopped; 2 of 3 have their result, and the same command goes on\n")
+    assert len(list((tmp_path / "out" / "submissions").glob("*.json"))) == 2
 
 
 def test_without_a_sandbox_the_marks_are_the_same(tmp_path):

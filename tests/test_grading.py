@@ -344,7 +344,7 @@ def test_read_counts_points_attempts_and_the_next_question(tmp_path):
         progress.record(tmp_path / progress.FILE, "00_start_here", verdict, 0)
     first = progress.read(tmp_path).exercises[0]
     assert (first.points, first.of, first.attempts, first.next_open) == (1, 4, 4, "q2")
-    assert "1 of 4 points, 4 checks, next: q2" in str(progress.read(tmp_path))
+    assert "1 of 4 points, 4 checks, open: q2, q3, q4" in str(progress.read(tmp_path))
     assert json.dumps(progress.read(tmp_path).as_dict())
 
 

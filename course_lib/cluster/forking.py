@@ -7,33 +7,13 @@ import os
 import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import IO
 
-import psutil
-
-from course_lib.cluster import processes
+from course_lib.cluster.processes import MARKS, Forked
 
 ROOM = "COURSE_ROOM"  # a variable as long as what `_become` may have to write over it
 ROOM_BYTES = 2 * 4096  # a path and a name
-
-
-@dataclass(frozen=True)
-class Forked:
-    """A forked process and the near ends of its pipes: as much of `subprocess.Popen` as a cluster needs."""
-
-    pid: int
-    stdin: IO | None = None
-    stdout: IO | None = None
-    stderr: IO | None = None
-
-    def wait(self) -> int | None:
-        """Wait for its end; the exit code, which only its parent is told."""
-        try:
-            return psutil.Process(self.pid).wait()
-        except psutil.NoSuchProcess:
-            return None
 
 
 def room() -> dict[str, str]:
@@ -58,8 +38,10 @@ def fork(work: Callable[[], int], environment: Mapping[str, str], keep: int) -> 
             _forget_the_parent()
             _become(environment)
             code = work()
-        finally:
             sys.stdout.flush()
+        except BaseException:
+            traceback.print_exc()
+        finally:
             os._exit(code)
     os.setpgid(pid, pid)  # here too: whoever signals the group next must find it
     os.close(their_out)
@@ -84,8 +66,8 @@ def _forget_the_parent() -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     tempfile.tempdir = None
-    if "numpy" in sys.modules:  # Python's own generator sees to itself
-        sys.modules["numpy"].random.seed()
+    if "numpy.random" in sys.modules:  # Python's own generator sees to itself
+        sys.modules["numpy.random"].seed()
 
 
 def _become(environment: Mapping[str, str]) -> None:
@@ -96,5 +78,5 @@ def _become(environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update({name: value for name, value in environment.items() if name != ROOM})
     if written_over:  # the kernel shows the block that the parent's parent was started with
-        marks = "".join(f"\0{name}={environment[name]}" for name in processes.MARKS).encode()[: ROOM_BYTES - 1] + b"\0"
+        marks = "".join(f"\0{name}={environment[name]}" for name in MARKS).encode()[: ROOM_BYTES - 1] + b"\0"
         ctypes.memmove(written_over, marks, len(marks))

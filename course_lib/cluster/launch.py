@@ -14,23 +14,21 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-import psutil
-
-from course_lib.cluster.forking import Forked, room
+from course_lib.cluster.forking import room
 from course_lib.cluster.job import FRAMEWORKS, Job
+from course_lib.cluster.processes import Forked
 from course_lib.errors import CourseError
 
 BRING_FRAMEWORKS = {*FRAMEWORKS, "keras", "course_lib"}  # a program that imports one of these wants a framework
-PER_TASK = {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "no_grpc_proxy", "TMPDIR"}  # set after the fork, and not read before it
-UNREAD = {"PYTEST_CURRENT_TEST"}  # another one for every test, and nothing to a framework
+# Set for each task, or for each test: no framework reads them when it is imported.
+UNREAD = {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "no_grpc_proxy", "TMPDIR", "PYTEST_CURRENT_TEST"}
 LONGEST_ANSWER = 100  # bytes
 
 
-def start_supervisor(job: Job, folder: str, keep: bool, ports: Sequence[int], lock: int) -> "subprocess.Popen | Forked":
+def start_supervisor(job: Job, folder: str, keep: bool, ports: Sequence[int], lock: int) -> subprocess.Popen | Forked:
     """Start the supervisor of FOLDER/job.json.
 
     keep  the folder stays when the supervisor ends
@@ -79,7 +77,7 @@ class ForkServer:
                 stdin=nothing, stdout=nothing, stderr=nothing, pass_fds=[theirs.fileno()], start_new_session=True,
                 env={"OPENBLAS_NUM_THREADS": "1", **environment, **room()},  # NumPy's own threads would not live through a fork
             )  # fmt: skip
-        self.alive = lambda: server.poll() is None
+        self.alive = lambda: server.poll() is None  # in a fork of this process no child is
         self.stop = weakref.finalize(self, _stop, self._requests, server, os.getpid())
 
     def supervise(self, arguments: Sequence[str], log: IO, lock: int) -> Forked:
@@ -91,8 +89,7 @@ class ForkServer:
         ours = open(stdin, "w"), open(stdout)
         request = json.dumps({"arguments": list(arguments), "directory": os.getcwd()}).encode()
         try:
-            with suppress(OSError):  # then there is no answer either
-                socket.send_fds(self._requests, [request], [commands, events, log.fileno(), lock])
+            socket.send_fds(self._requests, [request], [commands, events, log.fileno(), lock])
             answer = self._requests.recv(LONGEST_ANSWER)
         except OSError:
             answer = b""
@@ -111,8 +108,8 @@ _one_at_a_time = threading.Lock()
 def _fork(job: Job, environment: Mapping[str, str], arguments: Sequence[str], log: IO, lock: int) -> Forked:
     """A supervisor from this process's fork server. A framework reads its settings when imported: others are another server's."""
     settings = {**environment, "KERAS_BACKEND": job.framework, **job.environment}
-    settings = {name: value for name, value in settings.items() if name not in PER_TASK | UNREAD}
-    wanted = os.getpid(), modules(job), *sorted(settings.items())
+    settings = {name: value for name, value in settings.items() if name not in UNREAD}
+    wanted = modules(job), *sorted(settings.items())
     with _one_at_a_time:
         try:
             if wanted not in _servers or not _servers[wanted].alive():

@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 import shutil
+import subprocess
 import tempfile
 import threading
 import weakref
@@ -23,6 +24,7 @@ import psutil
 from course_lib.cluster import network
 from course_lib.cluster.job import Job
 from course_lib.cluster.launch import start_supervisor
+from course_lib.cluster.processes import Forked
 from course_lib.cluster.outcome import Exit, Outcome, Report
 from course_lib.cluster.watch import Watch, first, reaches
 from course_lib.errors import CourseError
@@ -266,7 +268,7 @@ def _read_result(folder: Path, task: str) -> object:
         raise CourseError(f"the result of {task} cannot be read here ({type(error).__name__}: {error}); return plain values.") from None
 
 
-def _stop(supervisor, folder: str | None, owner: int) -> None:
+def _stop(supervisor: subprocess.Popen | Forked, folder: str | None, owner: int) -> None:
     """Let the supervisor clean up, and wait for it; after it was killed itself, remove the folder."""
     if os.getpid() != owner:
         return  # a fork of the process that owns the cluster ends, or collects garbage

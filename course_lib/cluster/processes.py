@@ -11,6 +11,8 @@ import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO
 
 import psutil
 
@@ -18,6 +20,23 @@ from course_lib.errors import CourseError
 
 LEAVING_SECONDS = 5  # for a process to leave, and for its last words to arrive
 MARKS = MARK, TASK = "COURSE_FOLDER", "COURSE_TASK"  # in the environment of every task, and so of what a task starts
+
+
+@dataclass(frozen=True)
+class Forked:
+    """A process that was forked, here or elsewhere, and the near ends of its pipes: what a cluster needs of `subprocess.Popen`."""
+
+    pid: int
+    stdin: IO | None = None
+    stdout: IO | None = None
+    stderr: IO | None = None
+
+    def wait(self) -> int | None:
+        """Wait for its end; the exit code, which only its parent is told."""
+        try:
+            return psutil.Process(self.pid).wait()
+        except psutil.NoSuchProcess:
+            return None
 
 
 def hold_port(number: int) -> list[socket.socket]:
@@ -58,7 +77,7 @@ def signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-async def ended(process: subprocess.Popen) -> int:
+async def ended(process: subprocess.Popen | Forked) -> int:
     """Wait for a process and end its group; its exit code.
 
     asyncio's own wait also waits until the pipes close (cpython issue 119710),

@@ -22,7 +22,7 @@ from pathlib import Path
 from course_lib.cluster import forking, network, processes
 from course_lib.cluster.job import Job
 from course_lib.cluster.outcome import CONSEQUENCES
-from course_lib.cluster.processes import LEAVING_SECONDS, open_reader, split_lines
+from course_lib.cluster.processes import LEAVING_SECONDS, Forked, open_reader, split_lines
 from course_lib.cluster.task import run_task
 from course_lib.errors import CourseError
 
@@ -33,7 +33,7 @@ LONGEST_LINE = 10_000  # bytes of one log line that are kept
 class TaskProcess:
     """One attempt at one task, and what is known of its end."""
 
-    def __init__(self, name: str, attempt: int, process: subprocess.Popen):
+    def __init__(self, name: str, attempt: int, process: subprocess.Popen | Forked):
         self.name, self.attempt, self.process = name, attempt, process
         self.code: int | None = None
         self.returned = False
@@ -143,7 +143,8 @@ class Supervisor:
         """Start one attempt at a task and follow its log, its reports and its end."""
         ours, theirs = socket.socketpair()
         with theirs:
-            process = (self.fork if self.forks else self.start_python)(name, self.environment(name, attempt, theirs.fileno()), theirs.fileno())
+            begin = self.fork if self.forks else self.start_python
+            process = begin(name, self.environment(name, attempt, theirs.fileno()), theirs.fileno())
         task = TaskProcess(name, attempt, process)
         self.say("started", task=name, pid=process.pid, attempt=attempt)
         task.end = self.spawn(self.follow(task, ours))
@@ -161,7 +162,7 @@ class Supervisor:
         processes.pin(process.pid, position, self.job.resources.cpus)
         return process
 
-    def fork(self, name: str, environment: dict[str, str], channel: int) -> forking.Forked:
+    def fork(self, name: str, environment: dict[str, str], channel: int) -> Forked:
         """A task with what the fork server has imported."""
 
         def be_a_task() -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from course_lib.cluster import processes
 from course_lib.cluster.job import Job
 from course_lib.cluster.outcome import Exit, Report, RunFailed, first_cause
+from course_lib.cluster.processes import Forked
 from course_lib.errors import CourseError
 
 
@@ -38,7 +39,7 @@ class Watch:
         self._errors: dict[tuple[str, int], dict] = {}
         self._restarts = 0
 
-    def follow(self, supervisor: subprocess.Popen) -> None:
+    def follow(self, supervisor: subprocess.Popen | Forked) -> None:
         """Take in events until the supervisor ends; runs in a thread of its own."""
         try:
             with supervisor.stdout as events:

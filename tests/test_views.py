@@ -1,0 +1,384 @@
+"""The views: their numbers are the lessons' functions', their controls move them, and without controls they are whole."""
+
+import argparse
+import json
+import math
+import random
+import re
+import statistics
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+
+import nbformat
+import numpy as np
+import pytest
+from nbval.plugin import get_sanitize_patterns
+
+from course_lib import collectives, explore, notebooks, pipeline, plan, precision, views
+from course_lib.errors import CourseError
+from course_lib.plan import command
+from course_lib.views import memory_bar, number_formats, stale_updates, strategies, timetables
+
+LESSONS = Path(__file__).parents[1] / "notebooks"
+MAKERS = {name: getattr(views, name) for name in views.__all__}
+each_view = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+
+
+class Reader(HTMLParser):
+    """Tags with their attributes, and the text of each."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.texts, self._open = [], [], []
+        self.feed(text)
+        assert not self._open, f"never closed: {self._open}"
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self._open += [] if tag == "img" else [tag]
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append((self._open[-1], data))
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    def text(self, tag):
+        return [text for name, text in self.texts if name == tag]
+
+
+def states(explorer, most=12):
+    """Some states of all controls, each clamped; the still one first."""
+    rng = random.Random(0)
+
+    def drawn(control):
+        if isinstance(control, explore.Choice):
+            return rng.choice(control.options)
+        if isinstance(control, explore.LogRange):
+            return 10 ** rng.uniform(math.log10(control.low), math.log10(control.high))
+        return rng.randint(-2, 20)
+
+    wanted = [{name: drawn(control) for name, control in explorer.controls.items()} for _ in range(most)]
+    return [explorer.start, *(explorer.clamped(values) for values in wanted)]
+
+
+def column(view, header):
+    place = list(view.headers).index(header)
+    return [row[place] for row in view.rows]
+
+
+# What is shown
+
+
+@each_view
+def test_the_still_state_is_a_picture_in_words_and_a_table(make):
+    explorer = make()
+    bundle = explorer._repr_mimebundle_()
+    read = Reader(bundle["text/html"])
+    (image,) = read.all("img")
+    assert image["alt"] == explorer.still.caption == "".join(read.text("figcaption"))
+    assert image["src"].startswith("data:image/png;base64,iVBOR")
+    scopes = [attributes["scope"] for attributes in read.all("th")]
+    assert scopes == ["col"] * len(explorer.still.headers) + ["row"] * len(explorer.still.rows)
+    assert len(read.all("td")) == len(explorer.still.rows) * (len(explorer.still.headers) - 1)
+    assert bundle["text/plain"].startswith(explorer.still.caption) and explorer.still.headers[-1] in bundle["text/plain"]
+    assert bundle.keys() == {"text/plain", "text/html"}, "no kernel runs here, so nobody could move a control"
+
+
+@each_view
+def test_any_state_is_drawn_and_says_what_it_found(make):
+    explorer = make()
+    captions = {}
+    for values in states(explorer):
+        view = explorer.view(**values)
+        read = Reader(view._repr_html_())
+        assert all(len(row) == len(view.headers) for row in view.rows)
+        assert read.all("img")[0]["alt"] == view.caption
+        assert captions.setdefault(view.caption, view.rows) == view.rows, "two findings, one caption"
+    assert len(captions) > 3
+
+
+@each_view
+def test_shown_twice_it_is_the_same(make):
+    assert repr(make().still) == repr(make().still)
+    assert make().still._repr_html_() == make().still._repr_html_()
+
+
+# Controls
+
+
+@each_view
+def test_moving_a_control_changes_what_is_shown(make):
+    explorer = make()
+    *widgets, shown = explorer.panel().children
+    assert shown.value == explorer.still._repr_html_()
+    for widget, (name, control) in zip(widgets, explorer.controls.items()):
+        assert widget.description == control.label
+        before, start = shown.value, widget.value
+        if isinstance(control, explore.Choice):
+            widget.value = next(option for option in reversed(widget.options) if option != start)
+        else:
+            widget.value = widget.min if isinstance(control, explore.Range) and start != widget.min else widget.max / 2
+        assert shown.value != before, name
+        now = {name: widget.value for name, widget in zip(explorer.controls, widgets)}
+        assert shown.value == explorer.view(**now)._repr_html_()
+
+
+@each_view
+def test_a_panel_follows_any_jump(make):
+    """Values as a front end sends them, in any order: dependent ranges move along, and nothing fails."""
+    explorer = make()
+    *widgets, shown = explorer.panel().children
+    for values in states(explorer, 5):
+        for name, widget in zip(explorer.controls, widgets):
+            if isinstance(explorer.controls[name], explore.Choice):
+                widget.value = values[name] if values[name] in widget.options else widget.value
+            else:
+                widget.value = values[name]
+        now = {name: widget.value for name, widget in zip(explorer.controls, widgets)}
+        assert explorer.clamped(now) == now
+        assert shown.value == explorer.view(**now)._repr_html_()
+
+
+def test_a_range_that_another_control_sets_moves_with_it():
+    algorithm, workers, rounds, shown = views.all_reduce(workers=8, round=14).panel().children
+    assert (rounds.value, rounds.max) == (14, 14)
+    workers.value = 2
+    assert (rounds.value, rounds.max) == (2, 2)
+    assert "after 2 of 2 rounds" in shown.value
+    algorithm.value, workers.value = "naive", 5
+    assert (rounds.value, rounds.max) == (2, 8)
+
+
+def test_options_that_another_control_rules_out_are_not_offered():
+    *widgets, _ = views.memory(model="llama2-7b", tensor=8, precision="float8_master").panel().children
+    model, chip, _, tensor, *_, precision_now = widgets
+    chip.value, model.value = "v100-32gb", "gpt2-124m"  # no bfloat16 or float8 there; 12 heads
+    assert tensor.value == 4 and 8 not in tensor.options
+    assert set(precision_now.options) == {"float32", "mixed_float16", "float16_master"}
+
+
+def test_what_a_control_cannot_take_is_moved_or_refused_in_one_line():
+    assert views.all_reduce(workers=99, round=99).start == {"algorithm": "ring", "workers": 8, "round": 14}
+    assert views.all_reduce(round=-5).start["round"] == 0
+    assert views.pipeline(schedule="interleaved", stages=5, micro_batches=12).start["micro_batches"] == 10
+    assert views.formats(value=0).start["value"] == 1e-46
+    wrong = [lambda: views.all_reduce(algorithm="star"), lambda: views.all_reduce(size=3), lambda: views.all_reduce(workers="two")]
+    for ask in [*wrong, lambda: views.formats(value=math.nan), lambda: views.memory().view(data=3)]:
+        with pytest.raises(CourseError) as raised:
+            ask()
+        assert "\n" not in str(raised.value)
+
+
+@each_view
+def test_without_ipywidgets_the_text_and_the_picture_are_there(make, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    in_a_kernel(monkeypatch)
+    assert make()._repr_mimebundle_().keys() == {"text/plain", "text/html"}
+
+
+def test_in_a_kernel_the_controls_come_too(monkeypatch):
+    pytest.importorskip("ipywidgets")  # before the kernel is feigned: version 7 would look for its comms when imported
+    in_a_kernel(monkeypatch)
+    bundle = views.all_reduce()._repr_mimebundle_()
+    assert bundle[explore.WIDGET]["model_id"] and "<table>" in bundle["text/html"]
+
+
+def in_a_kernel(monkeypatch):
+    import IPython
+
+    monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace(kernel=object()))
+
+
+def test_a_stored_notebook_keeps_words_and_picture_and_no_widget():
+    data = {"text/plain": "words", "text/html": "<p>words</p>", explore.WIDGET: {"model_id": "1"}}
+    output = nbformat.v4.new_output("execute_result", data, metadata={explore.WIDGET: {}}, execution_count=1)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("views.memory()", outputs=[output])])
+    notebook.metadata.widgets = {"application/vnd.jupyter.widget-state+json": {"state": {}}}
+    cleaned = notebooks.clean(notebook)
+    assert cleaned.cells[0].outputs[0].data == {"text/plain": "words", "text/html": "<p>words</p>"}
+    assert cleaned.cells[0].outputs[0].metadata == {} and "widgets" not in cleaned.metadata
+
+
+def test_a_picture_in_html_is_not_compared_but_what_stands_beside_it_is():
+    """Whatever its letters are: "+3x/" alone would count as a ratio."""
+    patterns = get_sanitize_patterns((LESSONS.parent / "tests/sanitize.cfg").read_text())
+
+    def compared(picture, caption):
+        text = f'<img alt="{caption}" src="data:image/png;base64,{picture}">'
+        for pattern, replacement in patterns:
+            text = re.sub(pattern, replacement, text)
+        return text
+
+    assert compared("iVBOR+3x/tmp/tmpa==", "half") == compared("iVBOR0KGgo", "half") != compared("iVBOR0KGgo", "whole")
+
+
+@each_view
+def test_how_long_a_move_takes(make, capsys):
+    """Printed, not asserted: it moves with what else the machine does."""
+    explorer = make()
+    explorer.still._repr_html_()
+    elapsed, alone = [], []
+    for values in states(explorer, 8):
+        began, worked = time.perf_counter(), time.thread_time()
+        explorer.view(**values)._repr_html_()
+        elapsed.append(1e3 * (time.perf_counter() - began))
+        alone.append(1e3 * (time.thread_time() - worked))
+    with capsys.disabled():
+        print(f" {make.__name__}: {statistics.median(elapsed):.0f} ms, of this thread {statistics.median(alone):.0f} ms", end="")
+
+
+# Each view's numbers
+
+
+@pytest.mark.parametrize("workers", range(2, 9))
+def test_a_ring_sends_its_share_of_the_buffer(workers):
+    view = views.all_reduce(algorithm="ring", workers=workers, round=99).still
+    in_all = 2 * (workers - 1) / workers * 840
+    for header in ("sent so far, B", "received so far, B", "sends in all, B"):
+        assert [int(cell.replace(",", "")) for cell in column(view, header)] == [in_all] * workers
+    half = views.all_reduce(algorithm="ring", workers=workers, round=workers - 1).still
+    assert [int(cell.replace(",", "")) for cell in column(half, "sent so far, B")] == [in_all / 2] * workers
+
+
+@pytest.mark.parametrize("algorithm", ["naive", "tree", "ring"])
+def test_the_counts_are_the_ledgers_at_every_round(algorithm):
+    _, network = getattr(collectives, f"{algorithm}_all_reduce")([np.ones(840, "uint8")] * 5)
+    for count in range(network.rounds + 1):
+        view = views.all_reduce(algorithm=algorithm, workers=5, round=count).still
+        so_far = [message for message in network.messages if message.round < count]
+        for worker in range(5):
+            sent = sum(message.size_bytes for message in so_far if message.source == worker)
+            got = sum(message.size_bytes for message in so_far if message.target == worker)
+            assert view.rows[worker][1:3] == [f"{sent:,}", f"{got:,}"]
+    assert [row[1] for row in view.rows] == [f"{network.sent_bytes(worker):,}" for worker in range(5)]
+
+
+@pytest.mark.parametrize("p, m", [(2, 2), (3, 12), (4, 8), (6, 6)])
+def test_a_bubble_is_the_formula_s_and_what_is_held_the_schedule_s(p, m):
+    plain, v = (p - 1) / (m + p - 1), timetables.CHUNKS
+    expected = {
+        "naive": ((p - 1) / p, [1] * p),
+        "GPipe": (plain, [m] * p),
+        "1F1B": (plain, [min(m, p - stage) for stage in range(p)]),
+        "interleaved": ((p - 1) / (v * m + p - 1), [held / v for held in pipeline.interleaved(p, m, v).timeline().peak_in_flight]),
+    }
+    for name, (bubble, held) in expected.items():
+        view = views.pipeline(schedule=name, stages=p, micro_batches=m).still
+        assert column(view, "idle") == [f"{bubble:.1%}"] * p
+        assert column(view, "micro-batches held") == [f"{count:g}" for count in held]
+
+
+@pytest.mark.parametrize("name", timetables.MAKERS)
+def test_the_formula_named_in_a_caption_is_the_bubble_drawn(name):
+    for p, m in ((2, 4), (3, 6), (4, 8), (6, 12)):
+        drawn = timetables.MAKERS[name](p, m).timeline().bubble
+        assert math.isclose(float(timetables.bubble(name, p, m)), drawn)
+
+
+def test_the_memory_bar_is_the_planner_s_prediction():
+    layout = plan.Layout(data=8, zero=3, precision="bfloat16_master")
+    planned = plan.predict(command.MODELS["llama2-7b"], plan.Cluster(plan.find_chip("h100-80gb"), 8), layout, 8 * 16)
+    view = views.memory(zero=3).still
+    gib = dict(zip(column(view, ""), column(view, "GiB")))
+    for kind, size in planned.memory.kinds.items():
+        assert gib[kind] == f"{size / 2**30:,.2f}"
+    assert gib["in all"] == f"{planned.memory.total / 2**30:,.2f}" and gib["the device has"] == "79.60"
+    assert planned.fits and ": fits" in view.caption and "does not fit" in views.memory(zero=0).still.caption
+
+
+@pytest.mark.parametrize("changed", [{}, {"zero": 3}, {"tensor": 8, "pipeline": 4, "model": "llama2-70b", "recompute": "full"}])
+def test_the_memory_view_names_the_command_that_says_the_same(changed, capsys):
+    explorer = views.memory(**changed)
+    answer = json.loads(terminal(explorer.still.command + " --json", capsys))
+    planned = memory_bar.prediction(**explorer.start)
+    assert answer["memory_bytes"]["total"] == planned.memory.total and answer["verdict"] in explorer.still.caption
+
+
+def terminal(line, capsys):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    program, subcommand, *arguments = line.split()
+    assert (program, subcommand) == ("course", "plan")
+    assert command.plan(parser.parse_args(arguments)) in (0, 1)
+    return capsys.readouterr().out
+
+
+def test_a_number_becomes_what_the_format_keeps():
+    for value in (1e-46, 3e-8, 0.1, 1.0, 300.0, 70_000.0, 1e39):
+        view = views.formats(value=value).still
+        for name, kept in zip(column(view, ""), column(view, "becomes")):
+            assert kept == f"{float(precision.find(name).round(value)):.6g}"
+    outcomes = {name: number_formats.outcome(precision.find(name), 70_000.0) for name in number_formats.FORMATS}
+    assert outcomes["float16"] == "overflow to infinity" and outcomes["float8_e4m3fn"] == "overflow to NaN"
+    assert outcomes["float32"] == "exact" and outcomes["bfloat16"] == "rounded"
+    assert number_formats.outcome(precision.find("float16"), 2e-8) == "underflow to 0"
+    assert number_formats.outcome(precision.find("float16"), 1e-7) == "subnormal, rounded"
+
+
+@pytest.mark.parametrize("name", number_formats.FORMATS)
+def test_the_spacing_is_epsilon_at_1_and_the_smallest_number_at_0(name):
+    one = precision.find(name)
+    assert number_formats.spacing(one, 1.0) == one.epsilon
+    assert number_formats.spacing(one, one.smallest_subnormal) == one.smallest_subnormal
+
+
+def test_a_stale_descent_is_lesson_04_s():
+    """W equal workers have staleness W - 1: the lesson's own cell, run here."""
+    notebook = nbformat.read(LESSONS / "04_parameter_server.ipynb", as_version=4)
+    source = next(cell.source for cell in notebook.cells if cell.source.startswith("def descend("))
+    lesson = {}
+    exec("import heapq\n" + source.split("\n\n\n")[0], lesson)
+    for workers in range(1, 6):
+        for rate in (0.1, 0.9, 1.8):
+            _, weights = lesson["descend"]([1] * workers, rate, 30)
+            np.testing.assert_allclose(stale_updates.descend(workers - 1, rate, 30)[1:], weights, rtol=1e-12)
+
+
+@pytest.mark.parametrize("staleness", range(9))
+def test_the_verdict_is_the_longest_root_s(staleness):
+    """z^(s + 1) - z^s + rate: lengths above 1 grow, and a leading pair that is not real oscillates."""
+    for rate in np.geomspace(0.02, 2.5, 60):
+        roots = np.roots([1, -1, *[0] * (staleness - 1), rate] if staleness else [1, rate - 1])
+        longest = max(roots, key=abs)
+        wavers = abs(longest.imag) > 1e-6 or longest.real < 0
+        expected = "diverges" if abs(longest) > 1 else "converges, oscillating" if wavers else "converges without oscillating"
+        assert stale_updates.verdict(staleness, rate) == expected, rate
+    assert stale_updates.verdict(staleness, stale_updates.limit(staleness)) == "neither converges nor diverges"
+
+
+def test_every_path_ends_where_lesson_10_s_table_leads():
+    notebook = nbformat.read(LESSONS / "10_choosing_a_strategy.ipynb", as_version=4)
+    table = next(cell.source for cell in notebook.cells if "| ask, in this order |" in cell.source)
+    lines = {int(line.split(".")[0].strip("| ")): line for line in table.splitlines() if line[:3].strip("| ").isdigit()}
+    for values in states(views.strategy(), 400):
+        steps = strategies.choose(**values)
+        assert steps and len(set(steps)) == len(steps)
+        for step in steps:
+            for lesson in step.lessons:
+                assert f"[{lesson}](" in lines[step.line], step
+
+
+def test_the_chooser_knows_the_cases_that_the_lessons_teach():
+    def lessons(**answers):
+        return [step.lessons for step in strategies.choose(**{**views.strategy().start, **answers})]
+
+    assert lessons() == [("02",)] and lessons(machines="several") == [("02", "03")]
+    assert lessons(fits=strategies.ACTIVATIONS) == [("08", "09"), ("02",)]
+    assert lessons(fits=strategies.STATES, machines="several") == [("07",), ("07",), ("06",)]
+    assert lessons(tables=strategies.TABLES) == lessons(workers=strategies.COME_AND_GO) == [("04",)]
+    assert lessons(device="TPUs")[-1] == ("05",)
+    assert ("04",) not in lessons(framework=strategies.JAX, workers=strategies.COME_AND_GO)
+
+
+def test_every_planner_call_that_the_chooser_names_runs(capsys):
+    named = {views.strategy().view(**values).command for values in states(views.strategy(), 60)} - {""}
+    assert len(named) > 8
+    for line in named:
+        terminal(line, capsys)
