@@ -1,4 +1,4 @@
-"""What the site adds to Sphinx: formulas as MathML, which browsers draw by themselves, and types that link safely. Needs Sphinx."""
+"""What the site adds to Sphinx: formulas as MathML, which browsers draw by themselves, types that link safely, and no empty headers. Needs Sphinx."""
 
 import re
 
@@ -6,6 +6,7 @@ from docutils import nodes
 from docutils.utils.math import MathError, latex2mathml
 from sphinx.addnodes import pending_xref
 from sphinx.errors import SphinxError
+from sphinx.writers.html5 import HTML5Translator
 
 _DIGITS = re.compile(r"\\frac\s*(\d)(\d)")  # TeX takes one digit each, docutils all of them as one number
 
@@ -13,6 +14,7 @@ _DIGITS = re.compile(r"\\frac\s*(\d)(\d)")  # TeX takes one digit each, docutils
 def setup(app) -> dict:
     """Sphinx calls this."""
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
+    app.add_node(nodes.entry, override=True, html=(_visit_cell, HTML5Translator.depart_entry))
     app.connect("doctree-read", _exact)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
 
@@ -22,6 +24,14 @@ def _exact(app, doctree) -> None:
     for node in doctree.findall(pending_xref):
         if node.get("refdomain") == "py":
             node.attributes.pop("refspecific", None)  # it lets Sphinx search all modules
+
+
+def _visit_cell(writer, node) -> None:
+    """A table's cell. An empty header heads nothing, so it becomes a plain cell."""
+    HTML5Translator.visit_entry(writer, node)
+    if not node.astext():
+        writer.body[-1] = writer.body[-1].replace("<th", "<td", 1)
+        writer.context[-1] = writer.context[-1].replace("th>", "td>")
 
 
 def _inline(writer, node) -> None:

@@ -1,4 +1,4 @@
-"""The course's notebooks and README as sources of the site. Needs nothing.
+"""The course's notebooks and Markdown pages as sources of the site. Needs nothing.
 
 The site's folders are those of the checkout, so links between notebooks lead
 where they led. What a page can't show as it stands is changed on the way: badges,
@@ -17,9 +17,14 @@ from course_lib.grading.cells import read_notebook
 
 _BADGE = re.compile(r"\[!\[([^\]]*)\]\(https://colab\.[^)]*\.svg\)\]\(([^)]*)\)")
 _MODULE = re.compile(r"\]\((?:\.\./)?course_lib/([\w/]+?)(?:/__init__)?\.py\)")
+_EMPTY_HEADER = re.compile(r"<th[^>]*></th>")
 _TABLE = re.compile(r"<table>(.*?)</table>", re.DOTALL)
 
-_FOR_PROGRAMS = "application/vnd.course."  # an output's twin that no page can show
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_NO_SLUG = re.compile(r"[^\w\- ]")  # what GitHub leaves out of a heading's anchor
+
+# An output's twins that no page can show: a verdict for programs, and a widget, which needs a kernel.
+_FOR_PROGRAMS = ("application/vnd.course.", "application/vnd.jupyter.widget-")
 
 _CONTENTS = """
 ```{toctree}
@@ -30,11 +35,17 @@ _CONTENTS = """
 %s
 ```
 """
-CONTENTS = (("Lessons", "notebooks/*"), ("Exercises", "exercises/*"), ("Library", "reference/index"))
+HELP = ("TROUBLESHOOTING", "CONTRIBUTING")
+CONTENTS = (
+    ("Lessons", "notebooks/*"),
+    ("Exercises", "exercises/*"),
+    ("Library", "reference/index"),
+    ("Help", "\n".join(HELP)),
+)
 
 
 def stage(checkout: Path, source: Path) -> None:
-    """Write index.md, notebooks/ and exercises/ of the site's sources. Raises CourseError for what is no notebook."""
+    """Write index.md, the help, notebooks/ and exercises/ of the site's sources. Raises CourseError for what is no notebook."""
     for folder in ("notebooks", "exercises"):
         (source / folder).mkdir(parents=True)
         for path in sorted((checkout / folder).glob("*.ipynb")):
@@ -42,6 +53,8 @@ def stage(checkout: Path, source: Path) -> None:
             (source / folder / path.name).write_text(json.dumps(page))
     shutil.copytree(checkout / "notebooks" / "images", source / "notebooks" / "images")
     shutil.copy(checkout / "LICENSE", source)
+    for name in HELP:
+        (source / f"{name}.md").write_text(_rewritten((checkout / f"{name}.md").read_text(), ""))
     contents = "".join(_CONTENTS % pair for pair in CONTENTS)
     (source / "index.md").write_text(_rewritten((checkout / "README.md").read_text(), "") + contents)
 
@@ -74,15 +87,16 @@ def anchor(title: str) -> str:
 
 
 def with_headers(html: str) -> str:
-    """Tables whose headers say what they head: a column's at the top, a row's where there is none at the top.
+    """Tables whose headers say what they head: a column's at the top, a row's where the first column has none.
 
     An empty header heads nothing, so it becomes a plain cell.
     """
 
     def table(match: re.Match) -> str:
-        rows = match[1].replace("<th></th>", "<td></td>").replace("<th>", '<th scope="col">')
-        if "<th" not in rows:
+        rows = match[1]
+        if "<th" not in rows or "<th></th>" in rows:
             rows = re.sub(r"<tr><td>(.*?)</td>", r'<tr><th scope="row">\1</th>', rows, flags=re.DOTALL)
+        rows = _EMPTY_HEADER.sub("<td></td>", rows).replace("<th>", '<th scope="col">')
         return f"<table>{rows}</table>"
 
     return _TABLE.sub(table, html)
@@ -91,7 +105,14 @@ def with_headers(html: str) -> str:
 def _rewritten(markdown: str, up: str) -> str:
     """up  leads from the page's folder to the site's top"""
     markdown = _BADGE.sub(r"[\1](\2)", markdown)
+    for title in _HEADING.findall(markdown):
+        markdown = markdown.replace(f"](#{_on_github(title)})", f"](#{anchor(title)})")
     return _MODULE.sub(lambda match: f"]({up}reference/course_lib.{match[1].replace('/', '.')}.rst)", markdown)
+
+
+def _on_github(title: str) -> str:
+    """A heading's anchor in a Markdown file as GitHub makes it."""
+    return _NO_SLUG.sub("", title.lower()).replace(" ", "-")
 
 
 def _alt(output: dict) -> str:
