@@ -20,9 +20,6 @@ _MODULE = re.compile(r"\]\((?:\.\./)?course_lib/([\w/]+?)(?:/__init__)?\.py\)")
 _EMPTY_HEADER = re.compile(r"<th[^>]*></th>")
 _TABLE = re.compile(r"<table>(.*?)</table>", re.DOTALL)
 
-_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-_NO_SLUG = re.compile(r"[^\w\- ]")  # what GitHub leaves out of a heading's anchor
-
 # An output's twins that no page can show: a verdict for programs, and a widget, which needs a kernel.
 _FOR_PROGRAMS = ("application/vnd.course.", "application/vnd.jupyter.widget-")
 
@@ -105,14 +102,7 @@ def with_headers(html: str) -> str:
 def _rewritten(markdown: str, up: str) -> str:
     """up  leads from the page's folder to the site's top"""
     markdown = _BADGE.sub(r"[\1](\2)", markdown)
-    for title in _HEADING.findall(markdown):
-        markdown = markdown.replace(f"](#{_on_github(title)})", f"](#{anchor(title)})")
     return _MODULE.sub(lambda match: f"]({up}reference/course_lib.{match[1].replace('/', '.')}.rst)", markdown)
-
-
-def _on_github(title: str) -> str:
-    """A heading's anchor in a Markdown file as GitHub makes it."""
-    return _NO_SLUG.sub("", title.lower()).replace(" ", "-")
 
 
 def _alt(output: dict) -> str:
