@@ -6,6 +6,7 @@ SHELL := /bin/bash
 help:
 	@echo 'make lab        set up what is missing and open JupyterLab on the first lesson'
 	@echo 'make test       set up what is missing and test the library and every notebook'
+	@echo 'make book       set up what is missing and write the course as a web site, build/book'
 	@echo
 	@echo 'For maintainers:'
 	@echo 'make exercises  write exercises/ from solutions/'
@@ -22,6 +23,10 @@ lab: setup
 test: setup
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
+# Nothing is executed: pages show the stored outputs.
+book: setup
+	@$(BIN)/course book
+
 exercises: setup
 	$(BIN)/course new-exercises
 
@@ -37,7 +42,7 @@ clean:
 
 # A lock holds names, versions and markers, and no address.
 COMPILE := $(BIN)/uv pip compile --quiet --no-header --no-annotate
-EXTRAS := cpu jax lab test legacy
+EXTRAS := cpu jax lab test book browser legacy
 COLAB_EXTRAS := cpu jax notebook test legacy
 COLAB_TPU_EXTRAS := jax notebook test
 COLAB := --python-version 3.13 --python-platform x86_64-manylinux_2_31
@@ -58,4 +63,4 @@ lock-colab: setup
 	$(COMPILE) $(COLAB) --constraint <(grep -v ' @ ' $(FREEZE_TPU)) --override <(echo libtpu==0.0.21.1) \
 	  pyproject.toml $(COLAB_TPU_EXTRAS:%=--extra %) --output-file requirements-colab-tpu.lock
 
-.PHONY: help lab test exercises notebooks setup clean lock lock-colab
+.PHONY: help lab test book exercises notebooks setup clean lock lock-colab

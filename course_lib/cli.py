@@ -137,6 +137,14 @@ def colab(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def book(arguments: argparse.Namespace) -> int:
+    """Write lessons, exercises and the library's reference as a web site, to read in a browser."""
+    from course_lib.book import build
+
+    print(build(_checkout(), arguments.out or _checkout() / "build" / "book"))
+    return 0
+
+
 def _say(answer, as_json: bool) -> None:
     print(json.dumps(answer.as_dict(), indent=2) if as_json else answer)
 
@@ -220,6 +228,9 @@ def _parser() -> argparse.ArgumentParser:
     added = command("colab", colab, "course colab notebooks/02_data_parallelism.ipynb --out 02.ipynb")
     added.add_argument("notebook", type=Path, metavar="NOTEBOOK", help="a lesson's or an exercise's file")
     added.add_argument("--out", type=Path, metavar="FILE", help="the file to write; NAME_colab.ipynb here by default")
+
+    added = command("book", book, "course book --out /tmp/book")
+    added.add_argument("--out", type=Path, metavar="FOLDER", help="the folder to write; build/book by default")
 
     # These import no framework, so that --help stays quick.
     from course_lib.certificate import command as certifying

@@ -14,7 +14,7 @@ import pytest
 from course_lib import cli, devices, doctor, notebooks
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("doctor", "lab", "check", "progress", "new-exercises", "run-notebooks", "badges", "colab", "compile", "grade", "certificate", "verify")
+COMMANDS = ("doctor", "lab", "check", "progress", "new-exercises", "run-notebooks", "badges", "colab", "compile", "grade", "certificate", "verify", "book")
 
 
 def course(*arguments: str) -> subprocess.CompletedProcess:

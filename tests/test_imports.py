@@ -15,7 +15,7 @@ ORDER = (
     "errors", "tables", "show", "explore", "report", "devices", "tfds_compat", "digits", "digits_builder", "data", "models", "precision", "training", "wire",
     "parameter_server", "collectives", "accumulate", "pipeline", "layouts", "sharding", "cluster", "tpu", "trace", "measure",
     "plan", "views", "compare", "support", "grading", "progress",
-    "doctor", "notebooks", "badges", "colab", "bootstrap", "grade", "certificate", "cli",
+    "doctor", "notebooks", "badges", "colab", "book", "bootstrap", "grade", "certificate", "cli",
 )  # fmt: skip
 DRAWING = {"matplotlib": "show", "ipywidgets": "explore"}  # a library, and the one module that may import it
 MAY_READ_ENVIRONMENT = {"devices", "cluster", "cli", "bootstrap"}

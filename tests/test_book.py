@@ -1,0 +1,394 @@
+"""The site: every link leads somewhere, nothing is fetched, no answer is told; and what Chromium and axe say to each page."""
+
+import functools
+import importlib.util
+import json
+import os
+import re
+import shutil
+import threading
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urlsplit
+
+import pytest
+
+from course_lib.book import building, pages, reference
+from course_lib.errors import CourseError
+
+CHECKOUT = Path(__file__).parents[1]
+CI = os.environ.get("CI") == "true"
+CHROMIUM = shutil.which("chromium")
+FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+FLAGS += " --disable-component-update --disable-sync"
+PARTS = 6  # of the pages, for browsers side by side
+PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
+
+
+def lacks(*modules: str) -> str:
+    return ", ".join(name for name in modules if importlib.util.find_spec(name) is None)
+
+
+NO_BOOK = lacks(*building.NEEDED)
+NO_BROWSER = lacks("playwright", "axe_playwright_python") or ("" if CHROMIUM else "chromium")
+needs_book = pytest.mark.skipif(bool(NO_BOOK) and not CI, reason=f"the extra book is not installed: no {NO_BOOK}")
+needs_browser = pytest.mark.skipif(bool(NO_BROWSER) and not CI, reason=f"the browser's tests need {NO_BROWSER}")
+pytestmark = pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")  # Sphinx', for the makers of extensions
+
+
+def in_browser(test):
+    return needs_book(needs_browser(pytest.mark.slow(test)))
+
+
+class Page(HTMLParser):
+    """What a page names: ids, links, what it loads, its headings, pictures without alt text, tables, and its text."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.ids, self.links, self.loads, self.headings = set(), [], [], []
+        self.nameless, self.tables, self.text = [], [], []
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.ids |= {given[key] for key in ("id", "name") if given.get(key)}
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+        source = given.get("href") if tag == "link" else given.get("src")
+        if source and tag in ("link", "script", "img", "iframe", "source", "video", "audio"):
+            self.loads.append(source)
+        if re.fullmatch(r"h[1-6]", tag):
+            self.headings.append(int(tag[1]))
+        if tag == "img" and not given.get("alt", "").strip():
+            self.nameless.append(given.get("src"))
+        if tag == "table":
+            self.tables.append(0)
+        if tag == "th" and self.tables:
+            self.tables[-1] += 1
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.fixture(scope="session")
+def book(tmp_path_factory) -> building.Book:
+    if NO_BOOK:
+        pytest.fail(f"the extra book is not installed: no {NO_BOOK}")
+    return building.build(CHECKOUT, tmp_path_factory.mktemp("book") / "site")
+
+
+@pytest.fixture(scope="session")
+def site(book) -> dict[Path, Page]:
+    """Every page by its path in the site."""
+    root = book.page.parent
+    paths = [path for path in sorted(root.rglob("*.html")) if "_static" not in path.parts]
+    return {path.relative_to(root): Page(path) for path in paths}
+
+
+@needs_book
+def test_every_lesson_exercise_and_taught_module_has_a_page(site, book):
+    notebooks = [path for name in ("notebooks", "exercises") for path in (CHECKOUT / name).glob("*.ipynb")]
+    wanted = {path.relative_to(CHECKOUT).with_suffix(".html") for path in notebooks}
+    wanted |= {Path("reference", f"{name}.html") for name in reference.lessons_of_modules(CHECKOUT)}
+    assert wanted <= site.keys() and len(notebooks) == 24
+    assert book.pages == len(site)
+
+
+@needs_book
+def test_links_and_anchors_inside_the_site_lead_somewhere(site, book):
+    root = book.page.parent
+    broken = []
+    for path, page in site.items():
+        for link in {*page.links, *page.loads}:
+            if urlsplit(link).scheme or link.startswith("//"):
+                continue
+            address, fragment = urldefrag(link)
+            target = (root / path.parent / unquote(urlsplit(address).path)).resolve() if address else root / path
+            known = site.get(target.relative_to(root)) if target.suffix == ".html" and target.is_file() else None
+            if not target.is_file() or known and fragment and unquote(fragment) not in known.ids:
+                broken.append(f"{path}: {link}")
+    assert broken == []
+
+
+@needs_book
+def test_nothing_is_loaded_from_another_machine(site, book):
+    remote = [f"{path}: {source}" for path, page in site.items() for source in page.loads if re.match(r"(\w+:)?//", source)]
+    assert remote == []
+    styles = [path for path in book.page.parent.rglob("*.css") if re.search(r"(@import|url\()\s*[\"']?(https?:)?//", path.read_text())]
+    assert styles == []
+
+
+@needs_book
+def test_the_site_is_small(book):
+    files = [path for path in book.page.parent.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) == book.size_bytes < 30e6
+
+
+@needs_book
+def test_no_answer_is_told(book):
+    """Lines that stand in a solution and not in its exercise stand on no page of an exercise, nor in the search index."""
+    index = (book.page.parent / "searchindex.js").read_text()
+    assert "BEGIN SOLUTION" not in index
+    for path in sorted((CHECKOUT / "solutions").glob("*.ipynb")):
+        text = " ".join(" ".join(Page(book.page.parent / "exercises" / f"{path.stem}.html").text).split())
+        assert "SOLUTION" not in text
+        blank = (CHECKOUT / "exercises" / path.name).read_text()
+        for cell in json.loads(path.read_text())["cells"]:
+            for answer in re.findall(r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", "".join(cell["source"]), re.DOTALL):
+                own = [line.strip() for line in answer.splitlines() if len(line.strip()) > 20]
+                own = [line for line in own if json.dumps(line)[1:-1] not in blank]
+                assert [line for line in own if " ".join(line.split()) in text] == []
+
+
+@needs_book
+def test_pages_can_be_heard(site):
+    """One h1 and no level left out; every picture has alt text, every table says what its columns or rows are."""
+    for path, page in site.items():
+        assert page.headings.count(1) == 1, path
+        assert all(lower <= upper + 1 for upper, lower in zip(page.headings, page.headings[1:])), (path, page.headings)
+        assert page.nameless == [], path
+        assert all(page.tables), path
+
+
+@needs_book
+def test_a_picture_keeps_the_alt_text_of_its_output(book):
+    html = (book.page.parent / "notebooks" / "02_data_parallelism.html").read_text()
+    cells = json.loads((CHECKOUT / "notebooks" / "02_data_parallelism.ipynb").read_text())["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", ()) if "image/png" in output.get("data", {})]
+    alts = [" ".join(output["metadata"]["image/png"]["alt"].split()) for output in outputs]
+    shown = [" ".join(alt.split()) for alt in _alts(html)]
+    assert alts and set(alts) <= set(shown)
+
+
+@needs_book
+def test_a_view_is_a_picture_and_a_table(site):
+    """Its widgets need a kernel; lesson 02's view of the ring stays whole without."""
+    text = " ".join(" ".join(site[Path("notebooks/02_data_parallelism.html")].text).split())
+    assert "Ring all-reduce of 840 B on each of 4 workers" in text
+    assert "worker 0 630 630 1,260" in text
+    assert "Your progress: 0 of" in " ".join(site[Path("notebooks/00_start_here.html")].text)
+
+
+def _alts(html: str) -> list[str]:
+    found = []
+
+    class Images(HTMLParser):
+        def handle_starttag(self, tag, attributes):
+            if tag == "img":
+                found.append(dict(attributes).get("alt") or "")
+
+    Images().feed(html)
+    return found
+
+
+@needs_book
+def test_a_broken_link_stops_the_build(tmp_path):
+    copy = _small_checkout(tmp_path / "course", "See [that](#No-such-heading) and [this](02_gone.ipynb).")
+    with pytest.raises(CourseError, match=r"(?s)No-such-heading.*02_gone|02_gone.*No-such-heading"):
+        building.build(copy, tmp_path / "site")
+    assert not (tmp_path / "site").exists()
+
+
+@needs_book
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(CourseError, match="holds no book"):
+        building.build(CHECKOUT, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def _small_checkout(folder: Path, markdown: str) -> Path:
+    """A course of one lesson with one paragraph."""
+    for name in ("notebooks/images", "exercises"):
+        (folder / name).mkdir(parents=True)
+    cell = {"cell_type": "markdown", "metadata": {}, "source": f"# Lesson\n\n{markdown}", "id": "a"}
+    code = {"cell_type": "code", "metadata": {}, "source": "1", "id": "b", "outputs": [], "execution_count": 1}
+    for path in (folder / "notebooks" / "01_a.ipynb", folder / "exercises" / "01_a.ipynb"):
+        own = cell if path.parent.name == "notebooks" else {**cell, "source": "# Exercise"}
+        path.write_text(json.dumps({"cells": [own, code], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    (folder / "README.md").write_text("# Course\n")
+    (folder / "TROUBLESHOOTING.md").write_text("# Help\n")
+    (folder / "CONTRIBUTING.md").write_text("# Contributing\n")
+    (folder / "LICENSE").write_text("none\n")
+    return folder
+
+
+def test_badges_and_links_to_code_become_links_that_a_page_can_have():
+    source = "[![Open in Colab](https://colab.example/badge.svg)](https://x/y) and [`a`](../course_lib/tpu/chips.py)"
+    cells = [{"cell_type": "markdown", "metadata": {}, "source": source}]
+    page = pages.notebook_page({"cells": cells}, Path("a.ipynb"))
+    assert page["cells"][0]["source"] == "[Open in Colab](https://x/y) and [`a`](../reference/course_lib.tpu.chips.rst)"
+
+
+def test_a_picture_without_alt_text_is_refused():
+    output = {"output_type": "display_data", "data": {"image/png": ""}, "metadata": {}}
+    cells = [{"cell_type": "code", "metadata": {}, "source": "", "outputs": [output]}]
+    with pytest.raises(CourseError, match="a.ipynb, cell 1"):
+        pages.notebook_page({"cells": cells}, Path("a.ipynb"))
+
+
+def test_a_table_without_column_headers_gets_row_headers():
+    assert pages.with_headers("<table><tr><td>a</td><td>1</td></tr></table>") == (
+        '<table><tr><th scope="row">a</th><td>1</td></tr></table>'
+    )
+    assert pages.with_headers("<table><tr><th></th><th>b</th></tr><tr><td>a</td><td>1</td></tr></table>") == (
+        '<table><tr><td></td><th scope="col">b</th></tr><tr><th scope="row">a</th><td>1</td></tr></table>'
+    )
+    assert pages.with_headers('<table><tr><th scope="col"></th></tr></table>') == "<table><tr><td></td></tr></table>"
+
+
+def test_what_needs_a_kernel_or_a_program_is_left_out():
+    data = {"text/html": "<p>still</p>", "application/vnd.jupyter.widget-view+json": {}, "application/vnd.course.verdict+json": {}}
+    cells = [{"cell_type": "code", "metadata": {}, "source": "", "outputs": [{"output_type": "display_data", "data": data, "metadata": {}}]}]
+    assert pages.notebook_page({"cells": cells}, Path("a.ipynb"))["cells"][0]["outputs"][0]["data"] == {"text/html": "<p>still</p>"}
+
+
+def test_the_reference_reads_signatures_and_keeps_tables_as_typed(tmp_path):
+    path = tmp_path / "m.py"
+    path.write_text(
+        'def f(a: "np.ndarray", *, b: int = 2) -> str:\n    """Take `a` and *b*.\n\n    a  an array\n    b  a number\n    """\n'
+        "def _hidden(): ...\n"
+    )
+    text = reference.module_page(reference.Module("course_lib.m", path), ["02_data_parallelism"])
+    assert ".. py:function:: f(a: np.ndarray, *, b: int=2) -> str" in text
+    assert r"Take \ ``a``\  and \*b\*." in text
+    assert "   .. code-block:: text\n\n      a  an array\n      b  a number" in text
+    assert "_hidden" not in text
+
+
+@pytest.fixture(scope="module")
+def served(book):
+    """The site at a loopback address."""
+    handler = functools.partial(_Quiet, directory=book.page.parent)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if NO_BROWSER:
+        pytest.fail(f"no {NO_BROWSER}")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def tab(browser):
+    """Opens a tab whose console errors, and requests that leave this machine, are collected in its `wrong`."""
+    contexts = []
+
+    def opened(scheme: str = "light", size: dict = DESK):
+        contexts.append(browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce"))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(60_000)
+        page.wrong = []
+        page.on("console", lambda message: message.type == "error" and page.wrong.append(message.text))
+        page.on("pageerror", lambda error: page.wrong.append(str(error)))
+        page.on("request", lambda request: _is_local(request.url) or page.wrong.append(request.url))
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+def _is_local(address: str) -> bool:
+    parts = urlsplit(address)
+    return parts.scheme in ("file", "data", "blob") or parts.hostname == "127.0.0.1"
+
+
+# Nine tenths of axe's time goes into the colours of code, token by token: of each kind one is left to be seen.
+ONE_OF_EACH_TOKEN = """() => {
+  const seen = new Set();
+  for (const token of document.querySelectorAll(".highlight span")) {
+    const kind = token.closest(".highlight").parentElement.className + token.className;
+    if (seen.has(kind)) token.style.visibility = "hidden";
+    seen.add(kind);
+  }
+}"""
+
+
+def axe_findings(page) -> list[str]:
+    from axe_playwright_python.sync_playwright import Axe
+
+    # A page in a file may read no style sheet as text, which is what axe would preload.
+    options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"], "resultTypes": ["violations"], "preload": False}
+    violations = Axe().run(page, options=options).response["violations"]
+    return [f"{violation['id']}: {node['html'][:200]}" for violation in violations for node in violation["nodes"]]
+
+
+@in_browser
+@pytest.mark.parametrize("part", range(PARTS))
+def test_pages_opened_as_files_load_clean_fit_a_phone_and_can_be_used_by_all(site, book, tab, part):
+    """In the dark on a phone, then light on a desk: no console error, no scrolling sideways, no finding of axe."""
+    page, found = tab(), []
+    for path in list(site)[part::PARTS]:
+        page.set_viewport_size(PHONE)
+        page.emulate_media(color_scheme="dark")
+        page.goto((book.page.parent / path).as_uri())
+        width = page.evaluate("Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)")
+        found += [f"{path}: {width} pixels wide"] if width > PHONE["width"] else []
+        page.evaluate(ONE_OF_EACH_TOKEN)
+        found += [f"{path}, dark, {finding}" for finding in axe_findings(page)]
+        page.set_viewport_size(DESK)
+        page.emulate_media(color_scheme="light")
+        page.wait_for_function("document.documentElement.dataset.theme == 'light'")
+        found += [f"{path}, light, {finding}" for finding in axe_findings(page)]
+    assert found + page.wrong == []
+
+
+@in_browser
+@pytest.mark.parametrize("way", ["served", "file"])
+def test_search_finds_the_all_reduce_in_lesson_02(book, served, tab, way):
+    page = tab()
+    root = served if way == "served" else book.page.parent.as_uri()
+    page.goto(f"{root}/search.html?q=all-reduce")
+    link = page.locator("#search-results li a[href*='02_data_parallelism']").first
+    link.wait_for()
+    assert axe_findings(page) == []
+    link.click()
+    page.wait_for_url("**/02_data_parallelism.html*")
+    assert "Data parallelism" in page.locator("h1").inner_text()
+    assert page.wrong == []
+
+
+@in_browser
+def test_dark_follows_the_system_and_the_button(book, tab):
+    def lightness(page) -> int:
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(map(int, re.findall(r"\d+", colour)[:3])) // 3
+
+    light, dark = tab("light"), tab("dark")
+    for page in (light, dark):
+        page.goto(book.page.as_uri())
+    assert lightness(dark) < 60 < 200 < lightness(light)
+    light.locator(".theme-switch-button").first.click()
+    light.locator(".theme-change-button[data-mode=dark]").first.click()
+    light.wait_for_function("document.documentElement.dataset.theme == 'dark'")
+    assert lightness(light) < 60
+    assert axe_findings(light) + light.wrong + dark.wrong == []
+
+
+@in_browser
+def test_a_formula_is_drawn(book, tab):
+    """As MathML: it takes room, and no text of LaTeX is left."""
+    page = tab()
+    page.goto((book.page.parent / "notebooks" / "02_data_parallelism.html").as_uri())
+    assert page.locator("math").count() > 5
+    assert page.locator("math mfrac, math mi").first.bounding_box()["width"] > 0
+    assert "\\frac" not in page.locator("main").inner_text()
