@@ -109,7 +109,8 @@ def run_all(page: Page) -> list[dict]:
 
 def in_sight(page: Page, text: str) -> Locator:
     """The first code cell of the open notebook with this text, scrolled to the middle."""
-    number = page.evaluate(f"text => {{ const number = {PLACE}; {CONTENT}.scrollToItem(number, 'center'); return number; }}", text)
+    scroll = f"text => {{ const number = {PLACE}; {CONTENT}.scrollToItem(number, 'center'); return number; }}"
+    number = page.evaluate(scroll, text)
     return page.locator(f'{NOTEBOOK} .jp-Cell[data-windowed-list-index="{number}"]')
 
 

@@ -7,15 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
-
-expect = pytest.importorskip("playwright.sync_api", reason="the extra `browser` is not installed").expect
 from lab_browser import CELLS, browser_page, copy_of_the_course, follow, in_sight, lab, menu, opened, run_all, run_cell, save
+from playwright.sync_api import expect
 
 from course_lib import notebooks, progress
 from course_lib.grading import bank
 from course_lib.grading.cells import question_tags, read_notebook
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("lab")]  # one worker takes the walk
 
 ROOT = Path(__file__).parents[1]
 LESSONS = sorted(path.stem for path in ROOT.glob("notebooks/*.ipynb"))
@@ -86,7 +85,7 @@ def test_a_lesson_runs_without_a_red_cell_and_its_exercise_says_what_is_wrong(pa
 
 
 def test_a_view_follows_its_controls(page):
-    """Lesson 02's stepper of the all-reduce, by mouse, keyboard and its Play button: picture, caption and table change together."""
+    """Lesson 02's stepper of the all-reduce, by mouse, key and Play button: picture, caption and table change together."""
     page.get_by_role("tab", name="02_data_parallelism.ipynb").first.click()
     opened(page, "notebooks/02_data_parallelism.ipynb")
     cell = in_sight(page, "views.all_reduce(")
