@@ -1,10 +1,11 @@
 """JupyterLab in headless Chromium, used as a person uses it: for test_lab.py and benchmark_lab.py.
 
-The server works on a copy of the course, with settings of nobody. What is read back is JupyterLab's own model of the
-open notebook, for a long notebook's page holds only the cells that are in sight.
+The server works on a copy of the course, with settings of nobody. What all cells hold is read from JupyterLab's own model
+of the open notebook, for the page of a long one holds no cell but those in sight.
 """
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -25,11 +26,9 @@ SIZE = {"width": 1400, "height": 900}
 COMMAND = (sys.executable, "-m", "course_lib.cli", "lab", "--no-browser")
 NOTEBOOK = ".jp-NotebookPanel:not(.lm-mod-hidden)"  # the open one
 
-# In the page: whether the open notebook's kernel is idle, its cells, the place of its first code cell with a text, and
-# its code cells.
+# In the page: whether the open notebook's kernel is idle, what shows its cells, and its code cells.
 IDLE = "() => jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'"
 CONTENT = "jupyterapp.shell.currentWidget.content"
-PLACE = f"{CONTENT}.widgets.findIndex(cell => cell.model.type === 'code' && cell.model.sharedModel.source.includes(text))"
 CELLS = f"""{CONTENT}.widgets.filter(cell => cell.model.type === "code").map(cell => ({{
   tags: cell.model.getMetadata("tags") ?? [],
   source: cell.model.sharedModel.source,
@@ -107,11 +106,25 @@ def run_all(page: Page) -> list[dict]:
     return page.evaluate(CELLS)
 
 
-def in_sight(page: Page, text: str) -> Locator:
-    """The first code cell of the open notebook with this text, scrolled to the middle."""
-    scroll = f"text => {{ const number = {PLACE}; {CONTENT}.scrollToItem(number, 'center'); return number; }}"
-    number = page.evaluate(scroll, text)
+def place_of(text: str) -> str:
+    """JavaScript for the number of the open notebook's first code cell with this text."""
+    has = f"cell.model.type === 'code' && cell.model.sharedModel.source.includes({json.dumps(text)})"
+    return f"{CONTENT}.widgets.findIndex(cell => {has})"
+
+
+def cell_in_sight(page: Page, place: str) -> Locator:
+    """A cell of the open notebook, scrolled to the middle.
+
+    place  of the cell among all, in JavaScript
+    """
+    scroll = f"const number = {place}; await {CONTENT}.scrollToItem(number, 'center'); return number;"
+    number = page.evaluate(f"async () => {{ {scroll} }}")
     return page.locator(f'{NOTEBOOK} .jp-Cell[data-windowed-list-index="{number}"]')
+
+
+def in_sight(page: Page, text: str) -> Locator:
+    """The first code cell of the open notebook with this text, scrolled to."""
+    return cell_in_sight(page, place_of(text))
 
 
 def run_cell(page: Page, text: str, source: str | None = None) -> Locator:
@@ -119,7 +132,7 @@ def run_cell(page: Page, text: str, source: str | None = None) -> Locator:
     cell = in_sight(page, text)
     listen = """window.counted = false;
       model.stateChanged.connect((_, change) => { counted ||= change.name === "executionCount" && change.newValue !== null; });"""
-    page.evaluate(f"text => {{ const model = {CONTENT}.widgets[{PLACE}].model; {listen} }}", text)
+    page.evaluate(f"() => {{ const model = {CONTENT}.widgets[{place_of(text)}].model; {listen} }}")
     cell.locator(".cm-content").click()
     if source is not None:
         page.keyboard.press("Control+A")
@@ -130,8 +143,8 @@ def run_cell(page: Page, text: str, source: str | None = None) -> Locator:
 
 
 def follow(page: Page, name: str) -> None:
-    """Click the link with this name in the open notebook's prose; the last one, where there are several."""
-    page.locator(f"{NOTEBOOK} .jp-MarkdownCell").get_by_role("link", name=name).last.click()
+    """Click the last link with this name in the open notebook's last cell."""
+    cell_in_sight(page, f"{CONTENT}.widgets.length - 1").get_by_role("link", name=name).last.click()
 
 
 def save(page: Page) -> None:

@@ -103,9 +103,9 @@ def test_a_view_follows_its_controls(page):
 
 def seen(cell) -> dict[str, str]:
     """A view's picture, caption and table."""
-    picture, caption = cell.locator("img"), cell.locator("figcaption").inner_text()
+    picture, caption = cell.locator("img"), cell.locator("figcaption").text_content()
     assert picture.get_attribute("alt") == caption
-    return {"picture": picture.get_attribute("src"), "caption": caption, "table": cell.locator("table").inner_text()}
+    return {"picture": picture.get_attribute("src"), "caption": caption, "table": cell.locator("table").text_content()}
 
 
 def test_lesson_00_shows_the_points_and_a_reload_keeps_the_work(page, course):

@@ -1,4 +1,7 @@
-"""What the site adds to Sphinx: formulas as MathML, which browsers draw by themselves, types that link safely, and no empty headers. Needs Sphinx."""
+"""What the site adds to Sphinx. Needs Sphinx.
+
+Formulas as MathML, which browsers draw by themselves; types that link to their own module's classes; no empty headers.
+"""
 
 import re
 
