@@ -1,6 +1,6 @@
 """A learner's first hours in JupyterLab, in headless Chromium: lessons 00 to 02, a view, and each exercise's first question.
 
-The tests are one walk in one browser, in order, on a copy of the course.
+One walk in one browser, on a copy of the course.
 """
 
 import re
@@ -14,8 +14,6 @@ from course_lib import notebooks, progress
 from course_lib.grading import bank
 from course_lib.grading.cells import question_tags, read_notebook
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("lab")]  # one worker takes the walk
-
 ROOT = Path(__file__).parents[1]
 LESSONS = sorted(path.stem for path in ROOT.glob("notebooks/*.ipynb"))
 # For q1 of each exercise: what of the solution is written wrongly, and how, and the mistake that it is.
@@ -24,20 +22,19 @@ WRONG = {
     "01_one_device": ("step().numpy()", "step()", "not waited for"),
     "02_data_parallelism": ("chunks[right][chunk] + array", "array", "stored, not added"),
 }
-each_lesson = pytest.mark.parametrize("lesson", WRONG)
 
 
-@pytest.fixture(scope="module")
-def course(tmp_path_factory):
-    return copy_of_the_course(tmp_path_factory.mktemp("course"))
-
-
-@pytest.fixture(scope="module")
-def page(course, tmp_path_factory):
-    """JupyterLab as `course lab` opens it."""
-    with lab(course, tmp_path_factory.mktemp("jupyter")) as address, browser_page() as page:
+@pytest.mark.slow
+def test_a_learners_first_hours(tmp_path):
+    course = copy_of_the_course(tmp_path / "course")
+    with lab(course, tmp_path / "jupyter") as address, browser_page() as page:
         page.goto(address)
-        yield page
+        it_opens_on_lesson_00_beside_the_lessons_in_their_order(page)
+        for lesson in WRONG:
+            a_lesson_runs_without_a_red_cell(page, lesson)
+            its_exercise_says_what_is_wrong_and_counts_what_is_right(page, course, lesson)
+        a_view_follows_its_controls(page)
+        lesson_00_shows_the_points_and_a_reload_keeps_the_work(page)
 
 
 def solution(exercise: str) -> str:
@@ -47,7 +44,7 @@ def solution(exercise: str) -> str:
     return re.sub(r"(?m)^ *### (BEGIN|END) SOLUTION\n?", "", source)
 
 
-def test_it_opens_on_lesson_00_beside_the_lessons_in_their_order(page):
+def it_opens_on_lesson_00_beside_the_lessons_in_their_order(page):
     opened(page, "notebooks/00_start_here.ipynb")
     listed = page.locator(".jp-DirListing-itemText").all_inner_texts()
     assert [name for name in listed if name.endswith(".ipynb")] == [f"{lesson}.ipynb" for lesson in LESSONS]
@@ -55,8 +52,7 @@ def test_it_opens_on_lesson_00_beside_the_lessons_in_their_order(page):
     assert page.locator(".jp-Dialog, .Toastify__toast").count() == 0
 
 
-@each_lesson
-def test_a_lesson_runs_without_a_red_cell_and_its_exercise_says_what_is_wrong(page, course, lesson):
+def a_lesson_runs_without_a_red_cell(page, lesson):
     """Each is reached by a link from the one before. The cells of a lesson that say so raise, and no other."""
     opened(page, f"notebooks/{lesson}.ipynb")
     cells = run_all(page)
@@ -64,6 +60,8 @@ def test_a_lesson_runs_without_a_red_cell_and_its_exercise_says_what_is_wrong(pa
     assert red == [cell["source"] for cell in cells if notebooks.RAISES in cell["tags"]]
     save(page)
 
+
+def its_exercise_says_what_is_wrong_and_counts_what_is_right(page, course, lesson):
     follow(page, f"exercise {lesson[:2]}")
     opened(page, f"exercises/{lesson}.ipynb")
     run_cell(page, "import course_lib")
@@ -84,7 +82,7 @@ def test_a_lesson_runs_without_a_red_cell_and_its_exercise_says_what_is_wrong(pa
     follow(page, "lesson")
 
 
-def test_a_view_follows_its_controls(page):
+def a_view_follows_its_controls(page):
     """Lesson 02's stepper of the all-reduce, by mouse, key and Play button: picture, caption and table change together."""
     page.get_by_role("tab", name="02_data_parallelism.ipynb").first.click()
     opened(page, "notebooks/02_data_parallelism.ipynb")
@@ -108,7 +106,7 @@ def seen(cell) -> dict[str, str]:
     return {"picture": picture.get_attribute("src"), "caption": caption, "table": cell.locator("table").text_content()}
 
 
-def test_lesson_00_shows_the_points_and_a_reload_keeps_the_work(page, course):
+def lesson_00_shows_the_points_and_a_reload_keeps_the_work(page):
     page.locator(".jp-DirListing-itemText", has_text="00_start_here").dblclick()
     opened(page, "notebooks/00_start_here.ipynb")
     points = sum(bank.questions(lesson)[0].points for lesson in WRONG)
