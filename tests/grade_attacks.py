@@ -1061,7 +1061,8 @@ print("</pre><script>alert(1)</script><img src=x onerror=alert(1)>", "=cmd|' /C 
     keeps_two("closes_every_descriptor", "output", "import os\nos.closerange(0, 100)", says="q1|cell 2"),
     keeps_two("closes_its_output", "output", "import os, sys\nsys.stdout.close()\nsys.stderr.close()\nos.close(1)\nos.close(2)"),
     keeps_two("replaces_its_output", "output", "import io, sys\nsys.stdout = sys.stderr = io.StringIO()\nsys.stdout.close()"),
-    keeps_q1("has_no_output", "output", "import sys\nsys.stdout = sys.stderr = sys.__stdout__ = None", honest("q2")),
+    # Nothing stands below it: some versions of IPython run a next cell, and some cannot.
+    keeps_q1("has_no_output", "output", "import sys\nsys.stdout = sys.stderr = sys.__stdout__ = None"),
     keeps_two("prints_in_threads", "output", """
 import threading
 def talk():
