@@ -20,7 +20,7 @@ from playwright.sync_api import Locator, Page, Route, sync_playwright
 from course_lib.grading.generate import generate
 
 ROOT = Path(__file__).parents[1]
-PATIENCE = 180_000  # milliseconds for a whole notebook; a wait for anything else ends after Playwright's 30 seconds
+PATIENCE = 240_000  # milliseconds for a whole notebook; a minute for anything else
 URL = re.compile(r"http://127\.0\.0\.1:\d+/\S*token=\w+")
 SIZE = {"width": 1400, "height": 900}
 COMMAND = (sys.executable, "-m", "course_lib.cli", "lab", "--no-browser")
@@ -75,6 +75,7 @@ def browser_page() -> Iterator[Page]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport=SIZE)
+        page.set_default_timeout(60_000)
         page.route(re.compile("^https://"), _empty_picture)
         yield page
         browser.close()

@@ -24,6 +24,9 @@ WRONG = {
 }
 
 
+expect.set_options(timeout=60_000)  # milliseconds; two processes more than cores are nothing unusual
+
+
 @pytest.mark.slow
 def test_a_learners_first_hours(tmp_path):
     course = copy_of_the_course(tmp_path / "course")
