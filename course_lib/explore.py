@@ -185,7 +185,7 @@ class Explorer:
         return self._view(**self.start)
 
     def panel(self):
-        """An ipywidgets.VBox: a widget per control, in their order, Play buttons, and an HTML widget with the view, which follows."""
+        """An ipywidgets.VBox: a widget per control, in their order, Play buttons, and an HTML widget with the view."""
         import ipywidgets
 
         before: dict[str, object] = {}

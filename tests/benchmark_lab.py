@@ -1,6 +1,6 @@
 """How long a learner waits: from `make lab` to an open lesson, and from a move of a control to its new picture.
 
-`python tests/benchmark_lab.py` takes a minute, and wants chromium and a machine that is set up and has nothing else to
+`python tests/benchmark_lab.py` takes two minutes, and wants chromium and a machine that is set up and has nothing else to
 do. Times are wall clock in the browser: a move counts from the key or click to the first frame with the picture decoded.
 """
 

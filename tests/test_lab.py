@@ -24,11 +24,9 @@ WRONG = {
 }
 
 
-expect.set_options(timeout=60_000)  # milliseconds; two processes more than cores are nothing unusual
-
-
 @pytest.mark.slow
 def test_a_learners_first_hours(tmp_path):
+    expect.set_options(timeout=60_000)  # milliseconds: in CI another test has the other core
     course = copy_of_the_course(tmp_path / "course")
     with lab(course, tmp_path / "jupyter") as address, browser_page() as page:
         page.goto(address)
