@@ -45,7 +45,28 @@ def connect(partitioner=None):
     """
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
+    make_room([f"/job:{job}/task:{task}" for job in ("ps", "worker") for task in resolver.cluster_spec().task_indices(job)])
     return strategy, tf.distribute.coordinator.ClusterCoordinator(strategy)
+
+
+def make_room(devices: Sequence[str]) -> None:
+    """Let TensorFlow's list of remote functions grow before several threads use it; `connect` does it.
+
+    The coordinator has a thread per worker, and its process one list of the functions that run elsewhere, a C++ vector
+    (`function_data_` in tensorflow/core/distributed_runtime/eager/cluster_function_library_runtime.h). `Run` keeps a
+    pointer into it while another thread's first result lets it grow, and then reads freed memory: "Unable to parse
+    request", or SIGSEGV. A vector doubles, so behind these 64 functions there is room for about as many.
+
+    devices  such as "/job:worker/task:0", each in another process
+    """
+    for _ in range(0, 64 + 1, len(devices)):  # each function leaves one part on every device
+
+        def on_every_device():
+            for device in devices:
+                with tf.device(device):
+                    tf.raw_ops.NoOp()
+
+        tf.function(on_every_device).get_concrete_function()()
 
 
 def count_every_update(optimizer) -> None:

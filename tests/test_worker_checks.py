@@ -5,7 +5,7 @@ import pytest
 
 from course_lib.cluster.program import Program
 from course_lib.grading.asking import Stopped, ask
-from course_lib.grading.probes import workers
+from course_lib.grading.probes import ex04, workers
 from course_lib.grading.question import Mistake, Question
 
 
@@ -41,6 +41,12 @@ def killed_once(task):
     return {"attempt": task.attempt}
 
 
+def fails_at_first(task, batches, **settings):
+    if task.attempt == 0:
+        raise KeyError(len(batches))
+    return {"counted": 0}
+
+
 def kill_worker_1(running):
     running.wait_report("worker 1", ready=True)
     running.kill("worker 1")
@@ -64,8 +70,10 @@ def test_an_exception_in_a_worker_is_told_with_the_programs_own_line():
     assert told["line"].endswith('in broken, line 3 of the program: return settings["epochs"]')
 
 
-def test_a_program_that_returns_nothing_is_blank():
-    assert stopped(returns_nothing) == {"kind": "blank", "line": "returns_nothing returned nothing", "error": ""}
+def test_a_program_that_returns_nothing_is_told_so():
+    assert stopped(returns_nothing) == {
+        "kind": "nothing", "line": "returns_nothing returned nothing; does it end with a `return`?", "error": "",
+    }  # fmt: skip
 
 
 def test_a_program_that_never_ends_is_stopped_and_leaves_no_process(monkeypatch):
@@ -87,6 +95,11 @@ def test_a_kill_whose_moment_never_comes_is_stopped_and_leaves_no_process(monkey
     told = stopped(hangs, kill_worker_1)
     assert told["kind"] == "raised" and "5 s" in told["line"] and "\n" not in told["line"]
     assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_a_program_that_failed_before_its_kill_is_told_why():
+    told = ask(ex04.probe_recovery, ("train_through",), {"train_through": fails_at_first}, 0)["stopped"]
+    assert told["line"] == f"chief 0 failed: KeyError: {ex04.RUN}"
 
 
 def test_what_is_no_job_is_refused_before_anything_starts():

@@ -108,6 +108,11 @@ class Cluster:
         return tuple(self._watch.reports)
 
     @property
+    def exits(self) -> tuple[Exit, ...]:
+        """How each attempt ended that is over."""
+        return tuple(self._watch.exits)
+
+    @property
     def shared(self) -> Path:
         """The folder that programs see as `task.folder`."""
         return Path(self._folder) / "shared"

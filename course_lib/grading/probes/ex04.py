@@ -208,7 +208,7 @@ def _kill_the_server(running: cluster.Cluster) -> None:
     except cluster.RunFailed:
         raise
     except CourseError:  # the program returned without that report
-        raise Stopped("raised", NOBODY_DIED, NOBODY_DIED) from None
+        raise workers.failure_at_first(running) or Stopped("raised", NOBODY_DIED, NOBODY_DIED) from None
     running.kill("ps 0")
 
 

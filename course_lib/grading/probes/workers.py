@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 
 from course_lib import cluster
+from course_lib.cluster.outcome import first_cause
 from course_lib.errors import CourseError
 from course_lib.grading.asking import WRITE_HERE, Stopped, in_one_line
 
@@ -33,11 +34,11 @@ def run(job: object, name: str, disturb: Callable[[cluster.Cluster], None] = lam
             disturb(running)
             outcome = running.outcome()
     except cluster.RunFailed as failed:
-        raise _as_stopped(failed, job.program.file) from None
+        raise _failure(failed.cause, job.program.file) or Stopped("raised", str(failed), str(failed)) from None
     except CourseError as error:
         raise Stopped("raised", str(error), str(error)) from None
     if any(result is None or result is ... for result in outcome.results.values()):
-        raise Stopped("blank", f"{job.program.function} returned nothing")
+        raise Stopped("nothing", f"{job.program.function} returned nothing; does it end with a `return`?")
     return outcome
 
 
@@ -49,11 +50,15 @@ def job(program: object, **description) -> cluster.Job:
         raise Stopped("raised", str(error), str(error)) from None
 
 
-def _as_stopped(failed: cluster.RunFailed, file: str) -> Stopped:
-    """The first failing task's exception, and the last of the program's own lines that led to it."""
-    cause = failed.cause
+def failure_at_first(running: cluster.Cluster) -> Stopped | None:
+    """What ended the first attempt where the program failed by itself; None where it did not."""
+    return _failure(first_cause([exit for exit in running.exits if exit.attempt == 0]), running.job.program.file)
+
+
+def _failure(cause: cluster.Exit | None, file: str) -> Stopped | None:
+    """A task's exception, and the last of the program's own lines that led to it."""
     if not cause or not cause.error:
-        return Stopped("raised", str(failed), str(failed))
+        return None
     line = f"{cause.task} failed: {in_one_line(cause.error, cause.message)}"
     if own := re.findall(rf'File "{re.escape(file)}", line (\d+), in (\w+)\n +(.*)', cause.traceback):
         number, function, source = own[-1]
