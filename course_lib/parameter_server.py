@@ -45,7 +45,8 @@ def connect(partitioner=None):
     """
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
-    make_room([f"/job:{job}/task:{task}" for job in ("ps", "worker") for task in resolver.cluster_spec().task_indices(job)])
+    cluster = resolver.cluster_spec()
+    make_room([f"/job:{job}/task:{task}" for job in ("ps", "worker") for task in cluster.task_indices(job)])
     return strategy, tf.distribute.coordinator.ClusterCoordinator(strategy)
 
 

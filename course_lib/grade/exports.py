@@ -42,6 +42,8 @@ Marks = dict[str, dict[str, Result]]  # by learner, then by exercise
 def write(folder: Path, form: str, results: Iterable[Result]) -> list[Path]:
     """Write the marks in one form, into a folder of its name within the folder; return the files.
 
+    Files of an earlier call, of learners or exercises that are not in this one, are removed.
+
     form    "canvas", "moodle" or "gradescope"
     Raises  CourseError for another form, or in one line where a file cannot be written
     """
@@ -54,6 +56,8 @@ def write(folder: Path, form: str, results: Iterable[Result]) -> list[Path]:
     files = [folder / form / name for name in texts]
     for file, text in zip(files, texts.values()):
         write_whole(file, text)
+    for old in {*(folder / form).glob("*.csv"), *(folder / form).glob("*/*/results.json")} - {*files}:
+        old.unlink(missing_ok=True)
     return files
 
 
