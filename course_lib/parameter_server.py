@@ -45,21 +45,20 @@ def connect(partitioner=None):
     """
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
-    cluster = resolver.cluster_spec()
-    make_room([f"/job:{job}/task:{task}" for job in ("ps", "worker") for task in cluster.task_indices(job)])
+    make_room(resolver.cluster_spec())
     return strategy, tf.distribute.coordinator.ClusterCoordinator(strategy)
 
 
-def make_room(devices: Sequence[str]) -> None:
+def make_room(cluster: tf.train.ClusterSpec) -> None:
     """Let TensorFlow's list of remote functions grow before several threads use it; `connect` does it.
 
     The coordinator has a thread per worker, and its process one list of the functions that run elsewhere, a C++ vector
     (`function_data_` in tensorflow/core/distributed_runtime/eager/cluster_function_library_runtime.h). `Run` keeps a
     pointer into it while another thread's first result lets it grow, and then reads freed memory: "Unable to parse
-    request", or SIGSEGV. A vector doubles, so behind these 64 functions there is room for about as many.
-
-    devices  such as "/job:worker/task:0", each in another process
+    request", or SIGSEGV. A vector doubles, so behind these 64 functions there is room for about as many. We found no
+    issue of TensorFlow's that tells it.
     """
+    devices = [f"/job:{job}/task:{task}" for job in cluster.jobs if job != "chief" for task in cluster.task_indices(job)]
     for _ in range(0, 64 + 1, len(devices)):  # each function leaves one part on every device
 
         def on_every_device():

@@ -109,7 +109,7 @@ held = [processes.hold_port(0) for _ in range(int(sys.argv[1]))]
 cluster = tf.train.ClusterSpec({"worker": [f"localhost:{socket.getsockname()[1]}" for socket, _ in held]})
 servers = [tf.distribute.Server(cluster, job_name="worker", task_index=task) for task in range(len(held))]
 tf.config.experimental_connect_to_cluster(cluster, job_name="localhost", protocol="grpc")
-make_room([f"/job:worker/task:{task}" for task in range(len(held))])
+make_room(cluster)
 sys.stderr.flush()
 os._exit(0)  # servers cannot be stopped
 """
