@@ -47,6 +47,14 @@ def fails_at_first(task, batches, **settings):
     return {"counted": 0}
 
 
+def leaves_at_first(task, **settings):
+    import os
+
+    if task.attempt == 0:
+        os._exit(3)
+    return {"counted": 0}
+
+
 def kill_worker_1(running):
     running.wait_report("worker 1", ready=True)
     running.kill("worker 1")
@@ -97,9 +105,12 @@ def test_a_kill_whose_moment_never_comes_is_stopped_and_leaves_no_process(monkey
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
-def test_a_program_that_failed_before_its_kill_is_told_why():
-    told = ask(ex04.probe_recovery, ("train_through",), {"train_through": fails_at_first}, 0)["stopped"]
-    assert told["line"] == f"chief 0 failed: KeyError: {ex04.RUN}"
+@pytest.mark.parametrize(
+    "program, line",
+    [(fails_at_first, f"chief 0 failed: KeyError: {ex04.RUN}"), (leaves_at_first, "chief 0 ended with exit code 3 before its program returned")],
+)
+def test_a_program_that_ended_before_its_kill_is_told_how(program, line):
+    assert ask(ex04.probe_recovery, ("train_through",), {"train_through": program}, 0)["stopped"]["line"] == line
 
 
 def test_what_is_no_job_is_refused_before_anything_starts():

@@ -34,7 +34,7 @@ def run(job: object, name: str, disturb: Callable[[cluster.Cluster], None] = lam
             disturb(running)
             outcome = running.outcome()
     except cluster.RunFailed as failed:
-        raise _failure(failed.cause, job.program.file) or Stopped("raised", str(failed), str(failed)) from None
+        raise _failure(failed.cause, job.program.file, otherwise=str(failed)) from None
     except CourseError as error:
         raise Stopped("raised", str(error), str(error)) from None
     if any(result is None or result is ... for result in outcome.results.values()):
@@ -51,14 +51,15 @@ def job(program: object, **description) -> cluster.Job:
 
 
 def failure_at_first(running: cluster.Cluster) -> Stopped | None:
-    """What ended the first attempt where the program failed by itself; None where it did not."""
-    return _failure(first_cause([exit for exit in running.exits if exit.attempt == 0]), running.job.program.file)
+    """What ended the first attempt where a task of it failed by itself; None where none did."""
+    cause = first_cause([exit for exit in running.exits if exit.attempt == 0])
+    return cause and _failure(cause, running.job.program.file, otherwise=str(cause))
 
 
-def _failure(cause: cluster.Exit | None, file: str) -> Stopped | None:
-    """A task's exception, and the last of the program's own lines that led to it."""
+def _failure(cause: cluster.Exit | None, file: str, otherwise: str) -> Stopped:
+    """A task's exception, and the last of the program's own lines that led to it; other words where it left none."""
     if not cause or not cause.error:
-        return None
+        return Stopped("raised", otherwise, otherwise)
     line = f"{cause.task} failed: {in_one_line(cause.error, cause.message)}"
     if own := re.findall(rf'File "{re.escape(file)}", line (\d+), in (\w+)\n +(.*)', cause.traceback):
         number, function, source = own[-1]
