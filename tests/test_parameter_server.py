@@ -117,7 +117,7 @@ os._exit(0)  # servers cannot be stopped
 
 @pytest.mark.parametrize("tasks", [1, 3])
 def test_room_is_made_before_threads_use_it(tasks):
-    """As TensorFlow logs them, over 64 functions lie in its vector, which has doubled, and as many fit without its growing."""
+    """TensorFlow logs each function that it puts into its vector; the 65th lets it grow to 128."""
     logged = {"TF_CPP_VMODULE": "cluster_function_library_runtime=1", "TF_CPP_MIN_LOG_LEVEL": "0", "GRPC_VERBOSITY": "INFO"}
     call = [sys.executable, "-c", ROOM_MADE, str(tasks)]
     told = subprocess.run(call, env={**os.environ, **logged}, capture_output=True, text=True, check=True)

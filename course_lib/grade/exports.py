@@ -34,9 +34,8 @@ from course_lib.grading.verdict import Verdict
 
 _NAME_AND_ID = re.compile(r"(.*\S)\s*\((\d{1,18})\)\s*")
 _LOGIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*")  # what a spreadsheet program cannot take for a formula
+_COME_AND_GO = ("worksheet_*.csv", "gradebook.csv", "*/*/results.json")  # files that depend on who is graded
 _NO_GRADE = "-"  # Moodle's own word for it; an empty cell of a new grade item would be a grade
-
-NAMES = ("canvas.csv", "worksheet_*.csv", "gradebook.csv", "*/*/results.json")  # of all that is written here
 
 Marks = dict[str, dict[str, Result]]  # by learner, then by exercise
 
@@ -58,7 +57,7 @@ def write(folder: Path, form: str, results: Iterable[Result]) -> list[Path]:
     files = [folder / form / name for name in texts]
     for file, text in zip(files, texts.values()):
         write_whole(file, text)
-    for old in {file for name in NAMES for file in (folder / form).glob(name)} - {*files}:
+    for old in {file for name in _COME_AND_GO for file in (folder / form).glob(name)} - {*files}:
         old.unlink(missing_ok=True)
     return files
 
