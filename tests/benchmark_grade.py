@@ -177,15 +177,14 @@ def main() -> None:
     parser.add_argument("--trivial", type=int, default=100, help="copies of the trivial notebook")
     parser.add_argument("--tensorflow", type=int, default=20, help="copies of exercise 00's solution")
     parser.add_argument("--pairs", type=int, default=5, help="sandboxed and unsandboxed gradings, in turns")
-    parser.add_argument("--others", type=int, default=10, help="copies for each of the other graders")
-    parser.add_argument("--without-others", action="store_true", help="measure `course grade` alone")
+    parser.add_argument("--others", type=int, default=10, help="copies for each of the other graders; with 0 `course grade` alone")
     parser.add_argument("--graders", type=Path, help="where the others' environments stay; a temporary folder else")
     chosen = parser.parse_args()
     rate = a_minute(f"course grade, trivial, {JOBS} jobs", chosen.trivial, ours(trivial, chosen.trivial, 2))
     a_minute(f"course grade, TensorFlow, {JOBS} jobs", chosen.tensorflow, ours(tensorflow, chosen.tensorflow, 4))
     overhead = statistics.median(map(sandbox_ratio, range(chosen.pairs)))
     print(f"sandbox: {overhead:.3f} times the time without (at most 1.05; median of {chosen.pairs} pairs)", flush=True)
-    if chosen.without_others:
+    if not chosen.others:
         return
     with tempfile.TemporaryDirectory() as temporary:
         Path(temporary).chmod(0o755)
