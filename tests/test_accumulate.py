@@ -4,6 +4,8 @@ The tolerance: float32 sums over 64 rows come in another order when they are mad
 16 and 16; ten updates carry that on. Keras on JAX is in test_jax_only.py.
 """
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -42,6 +44,7 @@ def batches(size: int, rows: int = ROWS) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((images[:rows], labels[:rows])).batch(size)
 
 
+@functools.cache
 def big_batch(optimizer, rows: int = ROWS) -> Run:
     model = models.mlp((8, 8, 1), classes=10)
     model.compile(optimizer(), cross_entropy)

@@ -1,7 +1,8 @@
 """Every exercise of the bank: solution, blank, mistakes, seeds, generated files.
 
-`SEEDS=20 python -m pytest tests/test_exercises.py` tries the quick questions on 20 seeds; with CI=true, the solutions
-of those that take long too, and with SEEDS_OF_LONG=20 their known mistakes, which takes hours: SEEDS_OF_LONG=5:10 is a part.
+`SEEDS=20 python -m pytest tests/test_exercises.py` tries the solutions on 20 seeds, with CI=true those that take long
+too. SEEDS_OF_MISTAKES=20 does so for the known mistakes of quick questions, and with CI=true SEEDS_OF_LONG=20 for those of
+long ones, which takes hours: SEEDS_OF_LONG=5:10 is a part.
 """
 
 import linecache
@@ -18,12 +19,14 @@ from course_lib.grading import bank, generate
 from course_lib.grading.asking import ask
 from course_lib.grading.cells import question_tags, read_notebook
 from course_lib.grading.judging import judge, same
+from course_lib.grading.verdict import Verdict
 
 pytest.importorskip("tensorflow")
 
 ROOT = Path(__file__).parents[1]
-SEEDS, SEEDS_OF_LONG = (
-    tuple(range(*map(int, os.environ.get(name, default).split(":")))) for name, default in (("SEEDS", "2"), ("SEEDS_OF_LONG", "1"))
+SEEDS, SEEDS_OF_MISTAKES, SEEDS_OF_LONG = (
+    tuple(range(*map(int, os.environ.get(name, default).split(":"))))
+    for name, default in (("SEEDS", "2"), ("SEEDS_OF_MISTAKES", "1"), ("SEEDS_OF_LONG", "1"))
 )
 EXERCISES = tuple(bank.MODULES)
 QUESTIONS = [(exercise, question) for exercise in EXERCISES for question in bank.questions(exercise)]
@@ -49,7 +52,7 @@ def cases(rows, seeds=False) -> list:
     made = []
     for row in rows:
         marks = (pytest.mark.slow,) if row[1].takes_long else ()
-        for seed in (SEEDS_OF_LONG if marks else SEEDS) if seeds else (None,):
+        for seed in (SEEDS_OF_LONG if marks else SEEDS_OF_MISTAKES) if seeds else (None,):
             values, suffix = (row, "") if seed is None else ((*row, seed), f"-{seed}")
             made.append(pytest.param(*values, marks=marks, id=named(*row) + suffix))
     return made
@@ -84,7 +87,7 @@ def blank():
 def right_answers(solved):
     """What the probe gives for a solution on the first seed."""
     asked = {(exercise, question.name): question for exercise, question in QUESTIONS}
-    return _cached(lambda key: ask(asked[key].probe, asked[key].asks_for, solved(key[0]), SEEDS[0]))
+    return _cached(lambda key: ask(asked[key].probe, asked[key].asks_for, solved(key[0]), SEEDS_OF_MISTAKES[0]))
 
 
 def _cached(make):
@@ -151,9 +154,9 @@ def test_blank_fails_as_blank(exercise, question, blank):
 @each_mistake_and_seed
 def test_mistake_fails_and_is_recognised_as_itself(exercise, question, mistake, seed, right_answers):
     answers = ask(question.probe, question.asks_for, question.stand_ins(mistake), seed)
-    assert_recognised(question, mistake, answers, seed)
-    if seed == SEEDS[0] and not question.takes_long and mistake.name not in AGREE:
-        shown = {token.rstrip(".,") for token in re.findall(r"\d[\d.,e+-]*", judge(question, answers, seed).message)}
+    verdict = assert_recognised(question, mistake, answers, seed)
+    if seed == SEEDS_OF_MISTAKES[0] and not question.takes_long and mistake.name not in AGREE:
+        shown = {token.rstrip(".,") for token in re.findall(r"\d[\d.,e+-]*", verdict.message)}
         right = right_answers((exercise, question.name))
         assert not shown & (set(long_numbers(right)) - set(long_numbers(answers))), "numbers of the right answer are shown"
 
@@ -184,11 +187,12 @@ def test_the_recording_was_made_with_this_code(exercise):
     assert stored == recorded_mistakes.source_digest(exercise), f"run python tests/recorded_mistakes.py {exercise}"
 
 
-def assert_recognised(question, mistake, answers, seed):
+def assert_recognised(question, mistake, answers, seed) -> Verdict:
     verdict = judge(question, answers, seed)
     assert not verdict.right and verdict.points == 0
     assert verdict.mistake == mistake.name, verdict.message
     assert verdict.hints == (mistake.what, mistake.where)
+    return verdict
 
 
 def test_exercises_are_what_generation_gives():

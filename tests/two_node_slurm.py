@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+# sbatch --wait asks after 2, 8, 32, 32 ... seconds, and every 2 s where a finished job is forgotten after 5.
 CONFIGURATION = """\
 ClusterName=course
 SlurmctldHost={host}(127.0.0.1)
@@ -35,6 +36,7 @@ CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
+MinJobAge=5
 SlurmdParameters=config_overrides
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus} RealMemory=4000 State=UNKNOWN
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus} RealMemory=4000 State=UNKNOWN
