@@ -781,6 +781,18 @@ for mode in ("rb", "r+b"):
 '''
 print(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=8).stdout)
 """),
+    reads("makes_calls_by_their_other_numbers", """
+import subprocess, sys
+program = '''
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+for number in (39, 101, 272, 521):  # getpid, ptrace, unshare, ptrace again, by the numbers of x32
+    libc.syscall(0x40000000 + number, 0)
+    if ctypes.get_errno() != errno.EPERM:
+        print("FOUND", number, errno.errorcode.get(ctypes.get_errno()))
+'''
+print(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=8).stdout)
+"""),
     keeps_two("reads_its_own_memory", "reading", """
 with open("/proc/self/mem", "rb", 0) as memory:
     memory.seek(id(memory))

@@ -221,6 +221,19 @@ def test_root_and_a_missing_sandbox_are_one_line(monkeypatch, tmp_path):
         sandbox.require()
 
 
+@needs_sandbox
+@pytest.mark.parametrize("most", [0, 1])  # none for bubblewrap, or one, and none within it
+def test_a_kernel_that_allows_too_few_namespaces_is_one_line_with_the_setting(tmp_path, most):
+    write_class(tmp_path / "in", {"ana": notebook(Q1)})
+    few = f'echo {most} > /proc/sys/user/max_user_namespaces; exec setpriv --ambient-caps=-all --inh-caps=-all "$@"'
+    here = ["unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", few, "sh"]
+    grade = [sys.executable, "-m", "course_lib.cli", "grade", "in", "--out", "out"]
+    give_to_nobody(tmp_path)
+    done = subprocess.run(as_nobody([*here, *grade], tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and not done.stdout and len(done.stderr.splitlines()) == 1
+    assert "cannot make a sandbox here" in done.stderr and "`sudo sysctl -w user.max_user_namespaces=1000`" in done.stderr
+
+
 def test_the_sandbox_holds_no_reference_and_no_home():
     words = sandbox.command("tensorflow", enclosed=True)
     hidden = {words[place + 1] for place, word in enumerate(words) if word == "--tmpfs"}

@@ -4,6 +4,7 @@ Inside there is a read-only system with Python and the course, a private loopbac
 file of this machine. The bank of targets and references is not there, nor is the rest of the grader.
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -34,6 +35,14 @@ ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
 }
 REMEDY = "`apt-get install bubblewrap` (Debian, Ubuntu), `dnf install bubblewrap` (Fedora)"
+TRIED = "from course_lib.grade.inside import namespaces; namespaces.try_out()"
+# The kernel's settings that can keep user namespaces from ordinary users, and the values that do not: Ubuntu's since
+# 23.10 (ubuntu.com/blog/ubuntu-23-10-restricted-unprivileged-user-namespaces), Debian's own, user_namespaces(7).
+ALLOWING = {
+    "kernel/apparmor_restrict_unprivileged_userns": range(1),
+    "kernel/unprivileged_userns_clone": range(1, 2),
+    "user/max_user_namespaces": range(1000, 2**31),
+}
 
 
 def require(enclosed: bool = True) -> None:
@@ -53,10 +62,18 @@ def require(enclosed: bool = True) -> None:
             f"bubblewrap, the sandbox, is not installed: {REMEDY}; without it learner code can read and write all "
             "that you can, which --run-submissions-as-me accepts"
         )
-    tried = subprocess.run([*_walls(), "/usr/bin/env", "true"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    tried = subprocess.run([*_walls(), sys.executable, "-P", "-c", TRIED], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if tried.returncode:
         said = (tried.stderr.strip().splitlines() or ["no message"])[-1]
-        raise CourseError(f"bubblewrap cannot make a sandbox here ({said}); user namespaces must be allowed to ordinary users")
+        raise CourseError(f"bubblewrap cannot make a sandbox here ({said}): {_what_would_allow_it()}")
+
+
+def _what_would_allow_it() -> str:
+    for name, allowing in ALLOWING.items():
+        with contextlib.suppress(OSError):  # most kernels have some of them
+            if int(Path("/proc/sys", name).read_text()) not in allowing:
+                return f"`sudo sysctl -w {name.replace('/', '.')}={allowing[0]}` lets ordinary users make user namespaces"
+    return "ordinary users must be allowed to make user namespaces, and more within them; a container's own rules may forbid it"
 
 
 def command(backend: str, enclosed: bool) -> list[str]:
