@@ -1,6 +1,7 @@
 """`course grade` as an examiner runs it: real sandboxes, an ordinary user, small classes."""
 
 import csv
+import functools
 import json
 import os
 import shutil
@@ -161,7 +162,9 @@ def ended_after(results: int, folder: Path, *arguments: object, by: signal.Signa
     Everything that it had started must end with it.
     """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command(folder, *arguments), cwd=folder, **pipes) as running:
+    # A shell ignores Ctrl-C for what it starts in the background, tests among it, and their children inherit that.
+    heed = functools.partial(signal.signal, by, signal.SIG_DFL) if by == signal.SIGINT else None
+    with subprocess.Popen(command(folder, *arguments), cwd=folder, preexec_fn=heed, **pipes) as running:
         told: Iterator[str] = (line for line in running.stdout if line.startswith("["))
         for _ in range(results):
             next(told)

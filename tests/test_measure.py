@@ -1,7 +1,9 @@
 """Measuring: what is counted, in which order, and what is refused. No test trusts a clock."""
 
+import mmap
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -155,6 +157,20 @@ def test_peak_memory_counts_what_was_freed_again():
     peak_bytes = measure.peak_memory_bytes(work)
     assert 0.95 * size_bytes < peak_bytes < 1.3 * size_bytes
     assert measure.peak_memory_bytes(lambda: None) < 0.1 * size_bytes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's high-water mark")
+def test_peak_memory_leaves_out_pages_of_files():
+    library = max(Path(tf.__file__).parent.glob("*.so*"), key=lambda path: path.stat().st_size)
+    met_bytes, made_bytes = 100_000_000, 50_000_000
+    with open(library, "rb") as file, mmap.mmap(file.fileno(), met_bytes, access=mmap.ACCESS_READ) as pages:
+
+        def work():
+            np.frombuffer(pages, "uint8")[:: mmap.PAGESIZE].max()  # every page is met
+            np.ones(made_bytes // 8)
+
+        peak_bytes = measure.peak_memory_bytes(work)
+    assert 0.95 * made_bytes < peak_bytes < 1.3 * made_bytes
 
 
 def test_a_tensorflow_trace_is_read_back(tmp_path):

@@ -30,7 +30,7 @@ class Machine(Cluster):
     devices           their names
     start_seconds     of a training step that does nothing
     exchange_seconds  of an all-reduce of nothing; `chip.within` is the rate of a large one
-    framework_bytes   what TensorFlow's own code and buffers take at the first step of a fresh process,
+    framework_bytes   what TensorFlow's own buffers take at the first steps of a fresh process,
                       without and with convolutions; 0 where it was not measured
     """
 
