@@ -3,9 +3,6 @@
 Throughput: copies of a trivial notebook (exercise 00's first two questions in pure Python; at least 250 a minute on
 two cores) and of exercise 00's solution (TensorFlow on four devices; at least 30). Each copy differs by a comment.
 
-Sandbox: one TensorFlow submission, sandboxed over unsandboxed, in turns. At most 1.05 in the median of nine pairs; one
-pair differs by a fifth, and three say nothing.
-
 Others: otter-grader and nbgrader on the same answers with as strong tests, through their own command lines, installed
 from the package index. Neither runs several at once without Docker, so two commands are also started together.
 """
@@ -15,7 +12,6 @@ import csv
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -87,7 +83,7 @@ def commands_seconds(commands: list[list], folder: Path, environment: Path | Non
     return time.perf_counter() - began
 
 
-def ours(make, copies: int, questions: int, jobs: int = JOBS, *options: str) -> tuple[float, int]:
+def ours(make, copies: int, questions: int) -> tuple[float, int]:
     """Seconds, and how many copies have that many questions right."""
     folder = Path(tempfile.mkdtemp(prefix="course-"))
     submissions, secret, out = folder / "submissions", folder / "secret", folder / "out"
@@ -96,18 +92,10 @@ def ours(make, copies: int, questions: int, jobs: int = JOBS, *options: str) -> 
     for copy in range(copies):
         (submissions / f"learner{copy:04}.ipynb").write_text(make(copy))
     command = [sys.executable, "-m", "course_lib.cli", "grade", "submissions", "--out", "out", "--secret", "secret"]
-    seconds = commands_seconds([[*command, "--jobs", jobs, *options]], folder)
+    seconds = commands_seconds([[*command, "--jobs", JOBS]], folder)
     graded = [json.loads(path.read_text())["verdicts"] for path in (out / "submissions").glob("*.json")]
     shutil.rmtree(folder)
     return seconds, sum(sum(verdict["right"] for verdict in verdicts) >= questions for verdicts in graded)
-
-
-def sandbox_ratio(pair: int) -> float:
-    ways = [(), ("--run-submissions-as-me",)]
-    graded = {way: ours(tensorflow, 1, 4, 1, *way) for way in (ways if pair % 2 else reversed(ways))}
-    if not all(right for _, right in graded.values()):
-        sys.exit("a grading of the pair did not end with full marks, so there is no ratio")
-    return graded[ways[0]][0] / graded[ways[1]][0]
 
 
 def otter(environment: Path, copies: int, together: int) -> tuple[float, int]:
@@ -177,15 +165,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trivial", type=int, default=100, help="copies of the trivial notebook")
     parser.add_argument("--tensorflow", type=int, default=20, help="copies of exercise 00's solution")
-    parser.add_argument("--pairs", type=int, default=9, help="sandboxed and unsandboxed gradings, in turns")
     parser.add_argument("--others", type=int, default=10, help="copies for each of the other graders; with 0 `course grade` alone")
     parser.add_argument("--graders", type=Path, help="where the others' environments stay; a temporary folder else")
     chosen = parser.parse_args()
     rate = a_minute(f"course grade, trivial, {JOBS} jobs", chosen.trivial, ours(trivial, chosen.trivial, 2))
     a_minute(f"course grade, TensorFlow, {JOBS} jobs", chosen.tensorflow, ours(tensorflow, chosen.tensorflow, 4))
-    ratios = [sandbox_ratio(pair) for pair in range(chosen.pairs)]
-    spread = f"median of {len(ratios)} pairs, {min(ratios):.2f} to {max(ratios):.2f}"
-    print(f"sandbox: {statistics.median(ratios):.3f} times the time without (at most 1.05; {spread})", flush=True)
     if not chosen.others:
         return
     with tempfile.TemporaryDirectory() as temporary:
