@@ -63,12 +63,16 @@ class Accumulating(keras.optimizers.Optimizer):
         self.inner_optimizer = keras.optimizers.get(inner_optimizer)
         self.micro_batches = micro_batches
         if _innermost(self).gradient_accumulation_steps:
-            raise CourseError(f"{_innermost(self).name} accumulates by itself: leave its gradient_accumulation_steps out.")
+            raise CourseError(
+                f"{_innermost(self).name} accumulates by itself: leave its gradient_accumulation_steps out."
+            )
 
     def build(self, variables) -> None:
         """Make the sums, one as large as each variable, and the inner optimizer's variables."""
         if any(self._overwrite_variable_with_gradient(variable) for variable in variables):
-            raise CourseError("float8 layers replace their scales by gradients, which don't add up: accumulate in another precision.")
+            raise CourseError(
+                "float8 layers replace their scales by gradients, which don't add up: accumulate in another precision."
+            )
         self.sums = [self._local_sum(v.shape, f"{v.path.replace('/', '_')}_sum", like=v) for v in variables]
         self.examples = self._local_sum((), "examples")
         self.added = self.add_variable((), dtype="int32", aggregation="only_first_replica", name="micro_batches_added")
@@ -155,7 +159,9 @@ class Accumulating(keras.optimizers.Optimizer):
     def _local_sum(self, shape, name: str, like=None):
         """A variable that each replica adds to by itself: it is summed over the replicas when it is read outside of them."""
         dtype = "float32" if like is None or like.dtype in HALF else like.dtype
-        kind = dict(synchronization="on_read", aggregation="sum", trainable=False, layout=getattr(like, "_layout", None))
+        kind = dict(
+            synchronization="on_read", aggregation="sum", trainable=False, layout=getattr(like, "_layout", None)
+        )
         variable = keras.Variable("zeros", shape=shape, dtype=dtype, name=name, **kind)
         self._track_variable(variable)
         return variable
@@ -193,7 +199,9 @@ class Accumulating(keras.optimizers.Optimizer):
         from course_lib.training import sum_over_replicas  # not where JAX stands alone: it needs TensorFlow
 
         examples, *sums = sum_over_replicas([variable.value.read_value() for variable in (self.examples, *self.sums)])
-        self.inner_optimizer.apply([total / ops.cast(examples, total.dtype) for total in sums], self._trainable_variables)
+        self.inner_optimizer.apply(
+            [total / ops.cast(examples, total.dtype) for total in sums], self._trainable_variables
+        )
         for variable in (*self.sums, self.examples, self.added):
             self.assign(variable, ops.zeros_like(variable))
 
@@ -228,10 +236,15 @@ class ExactGroups:
 
     def fit(self, *args, **kwargs):
         if not isinstance(self.optimizer, Accumulating):
-            raise CourseError(f"ExactGroups is for accumulate.Accumulating, and this optimizer is {type(self.optimizer).__name__}.")
+            raise CourseError(
+                f"ExactGroups is for accumulate.Accumulating, and this optimizer is {type(self.optimizer).__name__}."
+            )
         call = inspect.signature(super().fit).bind(*args, **kwargs)
         callbacks = call.arguments.get("callbacks") or []
-        call.arguments["callbacks"] = [ApplyRest(), *(callbacks if isinstance(callbacks, (list, tuple)) else [callbacks])]
+        call.arguments["callbacks"] = [
+            ApplyRest(),
+            *(callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]),
+        ]
         return super().fit(*call.args, **call.kwargs)
 
     def train_step(self, *arguments):

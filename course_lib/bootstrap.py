@@ -24,10 +24,7 @@ SPARE_BYTES = 2**29  # what a repair may need beside what is there
 # What TensorFlow, JAX and gRPC print in C++ as they start never passes Python, so
 # only the kernel's own environment keeps it out of a notebook. Nothing here picks
 # a device: a kernel spec outlives the machine's hardware.
-KERNEL_ENVIRONMENT = {
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "GRPC_VERBOSITY": "ERROR",
-}
+KERNEL_ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "GRPC_VERBOSITY": "ERROR"}
 
 MILESTONE = re.compile(r"\s*(Downloading .*\(\d{2,}\.\d+MiB\)|Prepared \d|Installed \d)")  # uv's lines worth showing
 
@@ -148,7 +145,9 @@ def _options(arguments) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--lock", default="requirements.lock", help="the file that names the exact versions")
     parser.add_argument("--venv", default=".venv", help="the environment's folder; its name starts with .venv")
-    parser.add_argument("--python", metavar="3.N", help="build on this Python; by default any of " + ", ".join(SUPPORTED))
+    parser.add_argument(
+        "--python", metavar="3.N", help="build on this Python; by default any of " + ", ".join(SUPPORTED)
+    )
     options = parser.parse_args(arguments)
     if not re.match(r"\.venv[\w.-]*$", options.venv):
         parser.error("--venv must start with .venv and be no path: the folder is cleared, and git ignores such a name")

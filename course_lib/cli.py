@@ -64,7 +64,7 @@ def lab_command(port: int | None, browser: bool) -> list[str]:
 
 def check(arguments: argparse.Namespace) -> int:
     """Run an exercise in a fresh kernel and show its verdicts."""
-    from course_lib.grading.terminal import check_notebook
+    from course_lib.exercises.run_notebook import check_notebook
 
     verdicts = check_notebook(_exercise_path(arguments.exercise))
     if arguments.json:
@@ -86,14 +86,14 @@ def progress(arguments: argparse.Namespace) -> int:
 
 def certificate(arguments: argparse.Namespace) -> int:
     """Write your completion certificate: a page that your instructor can verify and sign."""
-    from course_lib.certificate.command import certificate
+    from course_lib.staff.certificate.certificate_command import certificate
 
     return certificate(arguments, arguments.folder or _checkout() / "exercises")
 
 
 def new_exercises(arguments: argparse.Namespace) -> int:
     """Write exercises/ from solutions/."""
-    from course_lib.grading.generate import generate
+    from course_lib.staff.new_exercises import generate
 
     for generated in generate(_checkout() / "solutions", _checkout() / "exercises"):
         print(generated)
@@ -102,7 +102,7 @@ def new_exercises(arguments: argparse.Namespace) -> int:
 
 def run_notebooks(arguments: argparse.Namespace) -> int:
     """Execute notebooks and store their outputs, each as soon as it is done."""
-    from course_lib.notebooks import CellFailed, execute
+    from course_lib.staff.store_outputs import CellFailed, execute
 
     paths, failures = arguments.notebook or _authored_notebooks(), 0
     for number, path in enumerate(paths, 1):
@@ -118,7 +118,7 @@ def run_notebooks(arguments: argparse.Namespace) -> int:
 
 def badges(arguments: argparse.Namespace) -> int:
     """Point the Colab badges, and what Colab installs, at your fork on GitHub."""
-    from course_lib.badges import point_at
+    from course_lib.staff.fork_badges import point_at
 
     changed = point_at(arguments.repo, _checkout())
     for pointed in changed:
@@ -129,7 +129,7 @@ def badges(arguments: argparse.Namespace) -> int:
 
 def colab(arguments: argparse.Namespace) -> int:
     """Write one self-contained notebook for Colab, with this package inside."""
-    from course_lib.colab import write
+    from course_lib.staff.colab_copy import write
 
     out = arguments.out or Path(f"{arguments.notebook.stem}_colab.ipynb")
     write(arguments.notebook, out, _checkout())
@@ -139,7 +139,7 @@ def colab(arguments: argparse.Namespace) -> int:
 
 def book(arguments: argparse.Namespace) -> int:
     """Write lessons, exercises and the library's reference as a web site, to read in a browser."""
-    from course_lib.book import build
+    from course_lib.staff.site import build
 
     print(build(_checkout(), arguments.out or _checkout() / "build" / "book"))
     return 0
@@ -206,7 +206,9 @@ def _parser() -> argparse.ArgumentParser:
 
     added = command("lab", lab, "course lab --port 8890 --no-browser")
     added.add_argument("--port", type=_port, help="use this port of 127.0.0.1; without it, a free one")
-    added.add_argument("--no-browser", dest="browser", action="store_false", help="print the address instead of opening it")
+    added.add_argument(
+        "--no-browser", dest="browser", action="store_false", help="print the address instead of opening it"
+    )
 
     added = command("check", check, "course check 02_data_parallelism")
     added.add_argument("exercise", help="a notebook's file, or how its name in exercises/ begins")
@@ -223,7 +225,9 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("--check", action="store_true", help="store nothing, print time and peak memory only")
 
     added = command("badges", badges, "course badges --repo jane/course")
-    added.add_argument("--repo", required=True, metavar="OWNER/NAME", help="the repository on GitHub to open and install")
+    added.add_argument(
+        "--repo", required=True, metavar="OWNER/NAME", help="the repository on GitHub to open and install"
+    )
 
     added = command("colab", colab, "course colab notebooks/02_data_parallelism.ipynb --out 02.ipynb")
     added.add_argument("notebook", type=Path, metavar="NOTEBOOK", help="a lesson's or an exercise's file")
@@ -233,11 +237,11 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("--out", type=Path, metavar="FOLDER", help="the folder to write; build/book by default")
 
     # These import no framework, so that --help stays quick.
-    from course_lib.certificate import command as certifying
-    from course_lib.cluster.command import add_commands
-    from course_lib.grade import command as grading
-    from course_lib.plan import command as planning
-    from course_lib.tpu.command import EXAMPLE, add_arguments, compile_model
+    from course_lib.staff.certificate import certificate_command as certifying
+    from course_lib.cluster.cluster_command import add_commands
+    from course_lib.staff.grade import grade_command as grading
+    from course_lib.planner import plan_command as planning
+    from course_lib.tpu.compile_command import EXAMPLE, add_arguments, compile_model
 
     certifying.add_certificate_arguments(command("certificate", certificate, certifying.CERTIFICATE_EXAMPLE))
     certifying.add_verify_arguments(command("verify", certifying.verify, certifying.VERIFY_EXAMPLE))

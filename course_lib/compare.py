@@ -67,7 +67,9 @@ class Comparison:
     @property
     def worst(self) -> Difference:
         """The quantity that uses most of its allowance, or exceeds it most."""
-        return max(self.differences, key=lambda d: np.inf if np.isnan(d.largest) else d.largest / max(d.allowed, 1e-300))
+        return max(
+            self.differences, key=lambda d: np.inf if np.isnan(d.largest) else d.largest / max(d.allowed, 1e-300)
+        )
 
     def __str__(self) -> str:
         within = sum(difference.equal for difference in self.differences)
@@ -97,7 +99,11 @@ def compare(one: Run, other: Run, *, relative: float, reason: str) -> Comparison
     for name in one.metrics:
         pairs[f"metric {name}"] = np.asarray(one.metrics[name]), np.asarray(other.metrics[name])
     return Comparison(
-        one.name, other.name, relative, reason, tuple(_difference(what, *pair, relative) for what, pair in pairs.items())
+        one.name,
+        other.name,
+        relative,
+        reason,
+        tuple(_difference(what, *pair, relative) for what, pair in pairs.items()),
     )
 
 

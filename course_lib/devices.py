@@ -19,7 +19,17 @@ from pathlib import Path
 from course_lib.errors import CourseError
 
 FRAMEWORK_NAMES = {"tensorflow": "TensorFlow", "jax": "JAX"}
-PACKAGES = ("tensorflow", "keras", "tf_keras", "jax", "libtpu", "numpy", "tensorflow-datasets", "jupyterlab", "ipywidgets")
+PACKAGES = (
+    "tensorflow",
+    "keras",
+    "tf_keras",
+    "jax",
+    "libtpu",
+    "numpy",
+    "tensorflow-datasets",
+    "jupyterlab",
+    "ipywidgets",
+)
 
 
 @dataclass(frozen=True)

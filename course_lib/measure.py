@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 
 from course_lib.errors import CourseError
-from course_lib.trace import Event, covered_seconds, profile, read_trace
+from course_lib.profiler import Event, covered_seconds, profile, read_trace
 
 __all__ = ["Event", "Race", "StepSplit", "Timing", "covered_seconds", "peak_memory_bytes"]
 __all__ += ["profile", "read_trace", "side_by_side", "split_step", "time_step", "wait"]
@@ -74,10 +74,14 @@ class Race:
     def __repr__(self) -> str:
         head = ("", f"time / {self.timings[0].name}", "middle half of the rounds")
         wide = max(len(name) for name, *_ in self._rows())
-        return "\n".join(f"{name:{wide}}  {ratio:>{len(head[1])}}  {middle:>25}" for name, ratio, middle in [head, *self._rows()])
+        return "\n".join(
+            f"{name:{wide}}  {ratio:>{len(head[1])}}  {middle:>25}" for name, ratio, middle in [head, *self._rows()]
+        )
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{escape(text)}</th>" for text in ("", f"time / {self.timings[0].name}", "middle half of the rounds"))
+        head = "".join(
+            f"<th>{escape(text)}</th>" for text in ("", f"time / {self.timings[0].name}", "middle half of the rounds")
+        )
         body = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in self._rows())
         return f"<table><tr>{head}</tr>{body}</table>"
 
@@ -147,7 +151,9 @@ def side_by_side(steps: Mapping[str, Callable[[], object]], *, warmup: int = 3, 
     return Race(tuple(Timing(name, seconds) for name, seconds in zip(steps, zip(*rounds))))
 
 
-def split_step(dataset: Iterable, step: Callable[[object], object], *, warmup: int = 5, steps: int = 20, passes: int = 5) -> StepSplit:
+def split_step(
+    dataset: Iterable, step: Callable[[object], object], *, warmup: int = 5, steps: int = 20, passes: int = 5
+) -> StepSplit:
     """Where a training loop's time goes: measured apart, then together.
 
     On a machine whose input and step share the same cores the parts don't hide
@@ -187,7 +193,9 @@ def peak_memory_bytes(call: Callable[[], object]) -> int:
     try:
         reset.write_text("5")
     except OSError:
-        raise CourseError("peak_memory_bytes() reads Linux's high-water mark, which this machine does not offer.") from None
+        raise CourseError(
+            "peak_memory_bytes() reads Linux's high-water mark, which this machine does not offer."
+        ) from None
     held_bytes, file_bytes = (_status_bytes(mark, field) for field in ("VmRSS", "RssFile"))
     wait(call())
     met_bytes = max(0, _status_bytes(mark, "RssFile") - file_bytes)
@@ -223,7 +231,9 @@ def _endless(dataset: Iterable) -> Iterator:
             empty = False
             yield batch
         if empty:
-            raise CourseError("The data set yields no batch: is the batch larger than the data set, with drop_remainder?")
+            raise CourseError(
+                "The data set yields no batch: is the batch larger than the data set, with drop_remainder?"
+            )
 
 
 def _middle_half(values) -> tuple[float, float]:

@@ -77,7 +77,14 @@ def cnn(
 
 
 def transformer(
-    vocabulary: int, sequence_length: int, *, layers: int = 2, width: int = 64, heads: int = 4, repeat: Callable | None = None, seed: int = 0
+    vocabulary: int,
+    sequence_length: int,
+    *,
+    layers: int = 2,
+    width: int = 64,
+    heads: int = 4,
+    repeat: Callable | None = None,
+    seed: int = 0,
 ) -> keras.Model:
     """A small causal language model: each position predicts the next token and sees none after itself.
 
@@ -118,7 +125,9 @@ def _block(x, width: int, heads: int, draw, name: str):
     normed = keras.layers.LayerNormalization(name=f"{name}_attention_norm")(x)
     # Four Dense layers, not MultiHeadAttention: it would start query, key and value equal from one seed.
     query, key, value = (
-        keras.layers.Reshape((-1, heads, width // heads), name=f"{name}_{part}_heads")(_dense(width, draw, f"{name}_{part}")(normed))
+        keras.layers.Reshape((-1, heads, width // heads), name=f"{name}_{part}_heads")(
+            _dense(width, draw, f"{name}_{part}")(normed)
+        )
         for part in ("query", "key", "value")
     )  # (b, s, heads, h / heads)
     attended = keras.ops.dot_product_attention(query, key, value, is_causal=True)

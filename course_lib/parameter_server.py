@@ -58,7 +58,9 @@ def make_room(cluster: tf.train.ClusterSpec) -> None:
     request", or SIGSEGV. A vector doubles, so behind these 64 functions there is room for about as many. We found no
     issue of TensorFlow's that tells it.
     """
-    devices = [f"/job:{job}/task:{task}" for job in cluster.jobs if job != "chief" for task in cluster.task_indices(job)]
+    devices = [
+        f"/job:{job}/task:{task}" for job in cluster.jobs if job != "chief" for task in cluster.task_indices(job)
+    ]
     for _ in range(0, 64 + 1, len(devices)):  # each function leaves one part on every device
 
         def on_every_device():

@@ -86,17 +86,28 @@ class Format:
 def _read(name: str) -> Format:
     info = ml_dtypes.finfo(name)
     return Format(
-        name, name, info.bits, info.nexp, info.nmant,
-        float(info.max), float(info.smallest_normal), float(info.smallest_subnormal), float(info.eps),
-    )  # fmt: skip
+        name,
+        name,
+        info.bits,
+        info.nexp,
+        info.nmant,
+        float(info.max),
+        float(info.smallest_normal),
+        float(info.smallest_subnormal),
+        float(info.eps),
+    )
 
 
 def _with_mantissa(base: Format, name: str, bits: int) -> Format:
     epsilon = 2.0**-bits
     return dataclasses.replace(
-        base, name=name, mantissa_bits=bits, epsilon=epsilon,
-        largest=base.largest * (2 - epsilon) / (2 - base.epsilon), smallest_subnormal=base.smallest_normal * epsilon,
-    )  # fmt: skip
+        base,
+        name=name,
+        mantissa_bits=bits,
+        epsilon=epsilon,
+        largest=base.largest * (2 - epsilon) / (2 - base.epsilon),
+        smallest_subnormal=base.smallest_normal * epsilon,
+    )
 
 
 def _shorten(values: np.ndarray, unused_bits: int) -> np.ndarray:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from course_lib import tables
-from course_lib.grading import bank, journal
+from course_lib.exercises import judges, journal
 
 _HEADERS = ("Exercise", "Points", "Checks", "Open questions")
 
@@ -69,7 +69,10 @@ class Progress:
         return "\n".join([*lines, "", f"{self.points} of {self.of} points", self.next_step])
 
     def _repr_html_(self) -> str:
-        rows = [(one.exercise, f"{one.points} of {one.of}", one.attempts, ", ".join(one.open) or "none") for one in self.exercises]
+        rows = [
+            (one.exercise, f"{one.points} of {one.of}", one.attempts, ", ".join(one.open) or "none")
+            for one in self.exercises
+        ]
         caption = f"Your progress: {self.points} of {self.of} points"
         return f"{tables.as_html(_HEADERS, rows, caption)}<p>{html.escape(self.next_step)}</p>"
 
@@ -77,11 +80,11 @@ class Progress:
 def read(folder: str | Path) -> Progress:
     """The progress recorded beside the notebooks in a folder."""
     checks = journal.events(Path(folder) / journal.FILE)
-    return Progress(tuple(_exercise_progress(exercise, checks) for exercise in bank.MODULES))
+    return Progress(tuple(_exercise_progress(exercise, checks) for exercise in judges.MODULES))
 
 
 def _exercise_progress(exercise: str, checks: list[dict]) -> ExerciseProgress:
-    questions = bank.questions(exercise)
+    questions = judges.questions(exercise)
     right = journal.right_questions(exercise, checks)
     left = tuple(question.name for question in questions if question.name not in right)
     return ExerciseProgress(

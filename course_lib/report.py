@@ -73,7 +73,9 @@ def page(title: str, summary: str, sections: Mapping[str, Sequence[object]], che
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         # A browser that keeps this rule shows that the page needs nothing from anywhere.
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">"
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n" + "\n".join(body) + "\n</main></body></html>\n"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n"
+        + "\n".join(body)
+        + "\n</main></body></html>\n"
     )
 
 
@@ -83,7 +85,10 @@ def _part(part: object, heading: str) -> str:
     if isinstance(part, Table):
         return _table(part)
     if isinstance(part, Mapping):
-        rows = "".join(f'<tr><th scope="row">{escape(str(name))}</th><td>{escape(str(fact))}</td></tr>' for name, fact in part.items())
+        rows = "".join(
+            f'<tr><th scope="row">{escape(str(name))}</th><td>{escape(str(fact))}</td></tr>'
+            for name, fact in part.items()
+        )
         return f'<div class="wide"><table>{rows}</table></div>'
     if hasattr(part, "canvas") and hasattr(part, "caption"):
         return _figure(part)
@@ -116,4 +121,6 @@ def _figure(figure) -> str:
     picture = io.BytesIO()
     figure.canvas.savefig(picture, format="png", dpi=130, bbox_inches="tight")
     data, caption = base64.b64encode(picture.getvalue()).decode(), escape(figure.caption)
-    return f'<figure><img alt="{caption}" src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'
+    return (
+        f'<figure><img alt="{caption}" src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'
+    )

@@ -99,7 +99,13 @@ class StateBytes:
 
 
 def zero_bytes(
-    parameters: int, devices: int, stage: int, *, parameter_bytes: int = 4, gradient_bytes: int = 4, optimizer_bytes: int = 8
+    parameters: int,
+    devices: int,
+    stage: int,
+    *,
+    parameter_bytes: int = 4,
+    gradient_bytes: int = 4,
+    optimizer_bytes: int = 8,
 ) -> StateBytes:
     """Bytes per device under ZeRO; stage 3 is also known as FSDP.
 

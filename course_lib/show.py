@@ -112,11 +112,22 @@ def messages(networks: Mapping[str, object], caption: str, rounds: int | None = 
     deepest = max(network.critical_bytes for network in networks.values())
     width = 3.0 if rounds is None else max(3.0, 0.8 * max(network.workers for network in networks.values()) + 0.9)
     canvas = Canvas(figsize=(width * len(networks), 4.2), layout="constrained")
-    for axes, (name, network) in zip(canvas.subplots(1, len(networks), sharey=True, squeeze=False)[0], networks.items()):
+    for axes, (name, network) in zip(
+        canvas.subplots(1, len(networks), sharey=True, squeeze=False)[0], networks.items()
+    ):
         starts = network.round_starts_bytes
         for message in network.messages:
-            start, end = (message.source, starts[message.round]), (message.target, starts[message.round] + message.size_bytes)
-            style = {"arrowstyle": "-|>", "color": COLOURS[message.source % len(COLOURS)], "shrinkA": 0, "shrinkB": 0, "linewidth": 1.8}
+            start, end = (
+                (message.source, starts[message.round]),
+                (message.target, starts[message.round] + message.size_bytes),
+            )
+            style = {
+                "arrowstyle": "-|>",
+                "color": COLOURS[message.source % len(COLOURS)],
+                "shrinkA": 0,
+                "shrinkB": 0,
+                "linewidth": 1.8,
+            }
             if rounds is not None and message.round >= rounds:
                 style |= {"color": "0.8", "linestyle": "--", "linewidth": 1}
             axes.annotate("", end, start, arrowprops=style).set_in_layout(False)
@@ -124,7 +135,9 @@ def messages(networks: Mapping[str, object], caption: str, rounds: int | None = 
         axes.set_xticks(range(network.workers))
         if rounds is not None:
             done = network.until(rounds)
-            under = (f"{w}\nsent {done.sent_bytes(w):,}\ngot {done.received_bytes(w):,}" for w in range(network.workers))
+            under = (
+                f"{w}\nsent {done.sent_bytes(w):,}\ngot {done.received_bytes(w):,}" for w in range(network.workers)
+            )
             axes.set_xticks(range(network.workers), under, fontsize=8)
         axes.grid(axis="x", color="0.85")
         axes.spines[["top", "right"]].set_visible(False)
@@ -143,11 +156,23 @@ def shards(arrays: Mapping[str, object], caption: str) -> Figure:
     for axes, (title, array) in zip(canvas.subplots(1, len(arrays), squeeze=False)[0], arrays.items()):
         holders: dict[tuple, list[int]] = {}
         for shard in array.addressable_shards:
-            (top, bottom, _), (left, right, _) = (part.indices(length) for part, length in zip(shard.index, array.shape))
+            (top, bottom, _), (left, right, _) = (
+                part.indices(length) for part, length in zip(shard.index, array.shape)
+            )
             holders.setdefault((top, bottom, left, right), []).append(shard.device.id)
         for (top, bottom, left, right), devices in holders.items():
             colour = COLOURS[devices[0] % len(COLOURS)]
-            axes.bar(left, bottom - top, right - left, top, align="edge", color=colour, alpha=0.45, edgecolor="white", linewidth=2)
+            axes.bar(
+                left,
+                bottom - top,
+                right - left,
+                top,
+                align="edge",
+                color=colour,
+                alpha=0.45,
+                edgecolor="white",
+                linewidth=2,
+            )
             named = "\n".join(map(str, devices)) if right - left < bottom - top else ", ".join(map(str, devices))
             axes.text((left + right) / 2, (top + bottom) / 2, named, ha="center", va="center")
         axes.set(title=title, xlim=(0, array.shape[1]), ylim=(array.shape[0], 0), xticks=[], yticks=[])
@@ -191,13 +216,20 @@ def timelines(drawn: Mapping[str, object], caption: str, unit: str = "time, in f
     for axes, (title, timeline) in zip(rows, drawn.items()):
         for slot in timeline.slots:
             colour, start = COLOURS[4 if slot.work.kind == "forward" else 1], slot.start - timeline.start
-            style = {"facecolor": colour, "alpha": 0.45 if slot.work.chunk else 1.0, "edgecolor": "white", "linewidth": 0.8}
+            style = {
+                "facecolor": colour,
+                "alpha": 0.45 if slot.work.chunk else 1.0,
+                "edgecolor": "white",
+                "linewidth": 0.8,
+            }
             style["hatch"] = "" if slot.work.kind == "forward" else "////"
             axes.add_artist(Rectangle((start, slot.stage - 0.45), slot.end - slot.start, 0.9, **style))
             if slot.end - slot.start > longest / 90:  # or its number does not fit
                 middle = start + (slot.end - slot.start) / 2
                 number = axes.text(middle, slot.stage, slot.work.micro_batch, ha="center", va="center", fontsize=7)
-                number.set_in_layout(False)  # it lies inside its box: measuring hundreds of them takes longer than drawing
+                number.set_in_layout(
+                    False
+                )  # it lies inside its box: measuring hundreds of them takes longer than drawing
         for stage, most in enumerate(timeline.peak_in_flight):
             axes.text(1.01 * longest, stage, f"holds {most}", va="center", fontsize=8)
         axes.set_title(f"{title}: {timeline.bubble:.0%} idle", loc="left", fontsize=9)
@@ -222,7 +254,9 @@ def plans(drawn: Mapping[str, object], caption: str = "") -> Figure:
         limit = prediction.cluster.chip.memory_bytes / 2**30
         sides[0].vlines(limit, row - 0.4, row + 0.4, color="black", linestyle="--")
     _stacked(sides[1], {title: p.step.kinds for title, p in drawn.items()}, "a step, seconds")
-    words = [f"{title}: {p.memory.total / 2**30:,.3g} GiB, {p.step.total:,.3g} s, {p.verdict}" for title, p in drawn.items()]
+    words = [
+        f"{title}: {p.memory.total / 2**30:,.3g} GiB, {p.step.total:,.3g} s, {p.verdict}" for title, p in drawn.items()
+    ]
     return Figure(canvas, caption or "; ".join(words) + ". Dashed: the device's memory.")
 
 
@@ -278,7 +312,8 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     cells = [[str(cell) for cell in row] for row in (headers, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells)]
     aligned = (
-        [cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))] for row in cells
+        [cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))]
+        for row in cells
     )
     return "\n".join("  ".join(row).rstrip() for row in aligned)
 

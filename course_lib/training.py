@@ -2,7 +2,7 @@
 
 Needs TensorFlow; taught in notebooks/02, 03 and 09. A step minimises the mean loss over
 the global batch, whatever number of replicas the batch is divided over. The
-classes mend what Keras 3 gets wrong under a strategy; course_lib/support.py says where.
+classes mend what Keras 3 gets wrong under a strategy; course_lib/support_matrix says where.
 """
 
 from collections.abc import Callable, Sequence
@@ -121,7 +121,9 @@ class MultiWorkerFit:
         strategy = self.distribute_strategy
         if iterator is not None:
             _, _, batches = next(iter(iterator))
-            data_batch = keras.tree.map_structure(lambda part: strategy.experimental_local_results(part)[0], next(batches))
+            data_batch = keras.tree.map_structure(
+                lambda part: strategy.experimental_local_results(part)[0], next(batches)
+            )
         with strategy.scope():
             self._symbolic_build(data_batch=data_batch)
 
@@ -202,7 +204,9 @@ class ResumePoint:
         self._chiefs = Path(folder) / "checkpoint"
         self._optimizer = optimizer
         own = self._chiefs if is_chief else Path(folder) / "not-the-chiefs" / str(id(self))
-        self._manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model, optimizer=optimizer), str(own), max_to_keep=2)
+        self._manager = tf.train.CheckpointManager(
+            tf.train.Checkpoint(model=model, optimizer=optimizer), str(own), max_to_keep=2
+        )
 
     def save(self) -> None:
         """Write the present state; call it on every worker after the same step."""

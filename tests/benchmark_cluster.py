@@ -94,7 +94,9 @@ def main() -> None:
     chosen = parser.parse_args()
     starts = [(cluster_seconds(), process_seconds()) for _ in range(chosen.repeats)]
     together, alone = map(statistics.median, zip(*starts))
-    print(f"start to first all-reduce: {together / alone:.2f} times one bare process (at most 1.5; median of {chosen.repeats} pairs)")
+    print(
+        f"start to first all-reduce: {together / alone:.2f} times one bare process (at most 1.5; median of {chosen.repeats} pairs)"
+    )
     steps = [(step_seconds(2, chosen), step_seconds(1, chosen)) for _ in range(chosen.repeats)]
     two, one = map(statistics.median, zip(*steps))
     print(

@@ -23,7 +23,7 @@ from unprivileged import CHECKOUT, as_nobody, give_to_nobody
 
 JOBS = 2
 PACKAGES = {"otter-grader": ("otter-grader==7.0.0", "ipykernel"), "nbgrader": ("nbgrader==0.9.6",)}
-SET_UP = 'from course_lib.grading import Exercise\ncheck = Exercise("00_start_here")'
+SET_UP = 'from course_lib.exercises import Exercise\ncheck = Exercise("00_start_here")'
 SOLUTION = json.loads((CHECKOUT / "solutions" / "00_start_here.ipynb").read_text(encoding="utf-8"))
 TAGGED = {tag: "".join(cell["source"]) for cell in SOLUTION["cells"] for tag in cell["metadata"].get("tags", [])}
 ANSWERS = {name: TAGGED[name] for name in ("q1", "q2")}
@@ -165,7 +165,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trivial", type=int, default=100, help="copies of the trivial notebook")
     parser.add_argument("--tensorflow", type=int, default=20, help="copies of exercise 00's solution")
-    parser.add_argument("--others", type=int, default=10, help="copies for each of the other graders; with 0 `course grade` alone")
+    parser.add_argument(
+        "--others", type=int, default=10, help="copies for each of the other graders; with 0 `course grade` alone"
+    )
     parser.add_argument("--graders", type=Path, help="where the others' environments stay; a temporary folder else")
     chosen = parser.parse_args()
     rate = a_minute(f"course grade, trivial, {JOBS} jobs", chosen.trivial, ours(trivial, chosen.trivial, 2))

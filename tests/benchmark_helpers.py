@@ -59,9 +59,13 @@ def steps() -> dict[str, tuple]:
     """Name to (by hand, helper)."""
     x, y = (part[:GLOBAL_BATCH] for part in data.arrays("digits", "train"))
     x, y = tf.constant(x), tf.constant(y)
-    single = [make(models.cnn((8, 8, 1), 10), new_optimizer()) for make in (
-        by_hand_single, lambda model, optimizer: training.single_device_step(model, optimizer, per_example_loss)
-    )]
+    single = [
+        make(models.cnn((8, 8, 1), 10), new_optimizer())
+        for make in (
+            by_hand_single,
+            lambda model, optimizer: training.single_device_step(model, optimizer, per_example_loss),
+        )
+    ]
     strategy = tf.distribute.MirroredStrategy(NAMES)
     batch = next(iter(strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors((x, y)))))
     with strategy.scope():

@@ -49,7 +49,9 @@ def reactions(folder: Path, moves: int) -> dict[str, list[float]]:
     course = copy_of_the_course(folder / "course")
     cells = [nbformat.v4.new_code_cell(f"from course_lib import views\nviews.{name}()") for name in views.__all__]
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), course / "notebooks/views.ipynb")
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), course / "notebooks/views.ipynb"
+    )
     taken = {}
     with lab(course, folder / "settings") as address, browser_page() as page:
         page.goto(address.replace("00_start_here", "views"))
@@ -76,7 +78,9 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         seconds = until_open(Path(folder), arguments.starts)
-        print(f"make lab to an open lesson: median {statistics.median(seconds):.1f} s, {min(seconds):.1f} to {max(seconds):.1f} s")
+        print(
+            f"make lab to an open lesson: median {statistics.median(seconds):.1f} s, {min(seconds):.1f} to {max(seconds):.1f} s"
+        )
         taken = reactions(Path(folder), arguments.moves)
     for name, milliseconds in {**taken, "all": sum(taken.values(), [])}.items():
         middle, worst = statistics.median(milliseconds), max(milliseconds)

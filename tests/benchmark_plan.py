@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from course_lib import cluster, devices, models, training
-from course_lib.plan import Layout, from_keras, machine, replay
+from course_lib.planner import Layout, from_keras, this_machine, replay
 
 NAMES = devices.simulate(4).names
 MODELS = {
@@ -22,9 +22,14 @@ MODELS = {
     "CNN 64, 64": lambda: models.cnn((32, 32, 3), 10, filters=(64, 64)),
 }
 TIMED = [  # model, replicas, global batch
-    ("MLP 128", 1, 64), ("MLP 1024", 1, 256), ("CNN", 1, 64), ("CNN", 1, 256),
-    ("MLP 1024", 4, 256), ("CNN", 4, 64), ("CNN", 4, 256),
-]  # fmt: skip
+    ("MLP 128", 1, 64),
+    ("MLP 1024", 1, 256),
+    ("CNN", 1, 64),
+    ("CNN", 1, 256),
+    ("MLP 1024", 4, 256),
+    ("CNN", 4, 64),
+    ("CNN", 4, 256),
+]
 WEIGHED = [("MLP 128", 64), ("MLP 1024", 256), ("CNN", 64), ("CNN", 256), ("CNN 64, 64", 32), ("CNN 64, 64", 256)]
 per_example_loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
@@ -54,8 +59,8 @@ def time_ratios(pairs: int) -> None:
         step, network = real_step(MODELS[name], strategies[replicas], global_batch), from_keras(MODELS[name]())
         ratios = []
         for _ in range(pairs):
-            here = machine.this_machine(replicas, memory=False)
-            trial = machine.prepared(network, here, layout(replicas, global_batch), global_batch)
+            here = this_machine.this_machine(replicas, memory=False)
+            trial = this_machine.prepared(network, here, layout(replicas, global_batch), global_batch)
             seconds = replay.median_seconds({**trial.calls, "step": step})
             measured = seconds.pop("step")
             predicted = trial.step_time(seconds)
@@ -82,10 +87,10 @@ def peak_bytes(task, global_batch: int, model_config: dict) -> int:
 
 
 def memory_ratios(pairs: int) -> None:
-    here = machine.this_machine()
+    here = this_machine.this_machine()
     for name, global_batch in WEIGHED:
         network = from_keras(MODELS[name]())
-        need = machine.memory(network, here, layout(1, global_batch), global_batch)
+        need = this_machine.memory(network, here, layout(1, global_batch), global_batch)
         predicted = need.total - need.weights - need.optimizer  # what is there before the step
         arguments = {"global_batch": global_batch, "model_config": network.model.get_config()}
         job = cluster.Job(peak_bytes, arguments=arguments, resources=cluster.Resources(cpus=1))

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from unprivileged import CHECKOUT, as_nobody
 
 from course_lib import measure
-from course_lib.grade import classroom, marking, submissions
-from course_lib.grade.limits import Limits
+from course_lib.staff.grade import sandbox_pool, marking, submissions
+from course_lib.staff.grade.limits import Limits
 
 WARM_UP = 3
 SOLUTION = CHECKOUT / "solutions" / "00_start_here.ipynb"
@@ -23,9 +23,9 @@ SOLUTION = CHECKOUT / "solutions" / "00_start_here.ipynb"
 def graded_in_turn(enclosed: bool, times: int) -> Callable[[], None]:
     """A call that grades the solution once more in the same process."""
     [submission] = submissions.find([SOLUTION])
-    backend = classroom.backend_of(submission.exercise)
+    backend = sandbox_pool.backend_of(submission.exercise)
     work = [(backend, marking.grading(submission, b"the benchmark's own", Limits(), "")) for _ in range(times)]
-    results = classroom.grade_all(work, 1, enclosed)
+    results = sandbox_pool.grade_all(work, 1, enclosed)
 
     def grade_one() -> None:
         _, result = next(results)
@@ -44,10 +44,13 @@ def main() -> None:
     ways = {"unsandboxed": False, "sandboxed": True}
     race = measure.side_by_side(
         {name: graded_in_turn(enclosed, WARM_UP + chosen.pairs) for name, enclosed in ways.items()},
-        warmup=WARM_UP, repeats=chosen.pairs,
-    )  # fmt: skip
+        warmup=WARM_UP,
+        repeats=chosen.pairs,
+    )
     print(race)
-    print(f"sandbox: {race.ratio('sandboxed', 'unsandboxed'):.3f} times the time without (at most 1.05; median of {chosen.pairs} pairs)")
+    print(
+        f"sandbox: {race.ratio('sandboxed', 'unsandboxed'):.3f} times the time without (at most 1.05; median of {chosen.pairs} pairs)"
+    )
 
 
 if __name__ == "__main__":

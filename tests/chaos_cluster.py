@@ -28,7 +28,7 @@ import psutil
 
 from course_lib import cluster
 from course_lib.cluster import processes
-from course_lib.cluster.program import Program
+from course_lib.cluster.worker_program import Program
 
 TOLERANCE = 1e-6  # relative, the issue's own
 
@@ -47,7 +47,11 @@ class Workload:
 
     def job(self) -> cluster.Job:
         return cluster.Job(
-            self.program, workers=self.workers, arguments=self.arguments, resources=self.resources, restarts=self.restarts,
+            self.program,
+            workers=self.workers,
+            arguments=self.arguments,
+            resources=self.resources,
+            restarts=self.restarts,
             environment={"OMP_NUM_THREADS": "1"},  # threads of several processes on few cores spend their time waiting
         )
 
@@ -137,7 +141,9 @@ def _numpy_training() -> Program:
 NUMPY = Workload(_numpy_training(), {"steps": 40}, steps=40)
 
 
-def storm(workload: Workload, runs: int, seed: int, root: Path, say: Callable[[str], None] = lambda line: None) -> Tally:
+def storm(
+    workload: Workload, runs: int, seed: int, root: Path, say: Callable[[str], None] = lambda line: None
+) -> Tally:
     """Run the workload undisturbed, then `runs` times under random kills.
 
     root  where this process' temporary folders go
@@ -147,7 +153,9 @@ def storm(workload: Workload, runs: int, seed: int, root: Path, say: Callable[[s
     assert len(expected) == workload.steps
     for number in range(runs):
         _one_run(workload, draw, expected, tally, root)
-        say(f"run {number + 1}: {tally.recovered} recovered, {tally.ended} ended with a message, {len(tally.wrong)} wrong, {len(tally.left)} left")
+        say(
+            f"run {number + 1}: {tally.recovered} recovered, {tally.ended} ended with a message, {len(tally.wrong)} wrong, {len(tally.left)} left"
+        )
     return tally
 
 
@@ -205,7 +213,9 @@ def ours(root: Path) -> list[psutil.Process]:
 
 def left_behind(root: Path, addresses=()) -> list[str]:
     """Processes, temporary folders and ports that should be gone; a connection's own aftermath in the kernel is none."""
-    left = [f"process {process}" for process in ours(root)] + [f"folder {folder}" for folder in root.glob("course-cluster-*")]
+    left = [f"process {process}" for process in ours(root)] + [
+        f"folder {folder}" for folder in root.glob("course-cluster-*")
+    ]
     for address in addresses:
         number = int(address.rpartition(":")[2])
         try:

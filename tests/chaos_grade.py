@@ -76,7 +76,9 @@ def killed(folder: Path, submissions: int, kills: int, seed: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--submissions", type=int, default=1000, help="copies of two answers, a third of them wrong (1000)")
+    parser.add_argument(
+        "--submissions", type=int, default=1000, help="copies of two answers, a third of them wrong (1000)"
+    )
     parser.add_argument("--kills", type=int, default=3, help="of the second run (3)")
     parser.add_argument("--seed", type=int, default=0, help="draws when (0)")
     asked = parser.parse_args()
@@ -88,12 +90,16 @@ def main() -> None:
         (folder / "secret").write_text("fedcba9876543210")
         undisturbed(folder, asked.submissions)
         killed(folder, asked.submissions, asked.kills, asked.seed)
-        points = sum(int(row["points"]) for row in csv.DictReader((folder / "whole/results.csv").open(encoding="utf-8-sig")))
+        points = sum(
+            int(row["points"]) for row in csv.DictReader((folder / "whole/results.csv").open(encoding="utf-8-sig"))
+        )
         wanted = sum(2 if n % 3 else 1 for n in range(asked.submissions))
         print(f"{points:,} points of {wanted:,} earned")
         same = files(folder / "whole") == files(folder / "killed")
         left = sorted(path.name for path in (folder / "temporary").iterdir())
-        print(f"the same {len(files(folder / 'whole')):,} files: {same}; temporary files left: {', '.join(left) or 'none'}")
+        print(
+            f"the same {len(files(folder / 'whole')):,} files: {same}; temporary files left: {', '.join(left) or 'none'}"
+        )
     sys.exit(points != wanted or not same or bool(left))
 
 

@@ -17,7 +17,13 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parent.parent
 FILE = "00_start_here.ipynb"
 ALL = ("q1", "q2", "q3", "q4")
-PORT, FOLDER, TEMPORARY, ABSTRACT, LASTING = "CANARY_PORT", "CANARY_FOLDER", "CANARY_TEMPORARY", "CANARY_SOCKET", "4732147321"
+PORT, FOLDER, TEMPORARY, ABSTRACT, LASTING = (
+    "CANARY_PORT",
+    "CANARY_FOLDER",
+    "CANARY_TEMPORARY",
+    "CANARY_SOCKET",
+    "4732147321",
+)
 
 
 @dataclass(frozen=True)
@@ -148,7 +154,7 @@ import os, socket, subprocess, sys, sysconfig
 import course_lib, numpy
 places = ["/", "/tmp", "/dev/shm", "/dev", "/var/tmp", "/run", "/etc", "/usr", "/scratch", os.path.expanduser("~"),
           sys.prefix, sysconfig.get_path("purelib"), os.path.dirname(course_lib.__file__),
-          os.path.dirname(course_lib.__file__) + "/grading/bank", os.path.dirname(course_lib.__file__) + "/grade",
+          os.path.dirname(course_lib.__file__) + "/exercises/judges", os.path.dirname(course_lib.__file__) + "/staff/grade",
           os.path.dirname(numpy.__file__), "/proc/sys/kernel", "/sys/devices/system/cpu", "CANARY_FOLDER"]
 for place in places:
     try:
@@ -192,7 +198,7 @@ _look_for_what_others_left()
 FORGE = """
 import sys
 from types import FunctionType
-running = sys.modules["course_lib.grade.inside.running"]
+running = sys.modules["course_lib.staff.grade.sandbox_side.running"]
 def forge(*ignored, **more):
     frame = sys._getframe(1)
     if frame.f_globals is not globals():
@@ -200,10 +206,10 @@ def forge(*ignored, **more):
     while "questions" not in frame.f_locals:
         frame = frame.f_back
     question = frame.f_locals["questions"][2]
-    arrays = sys.modules["course_lib.grading.probes.ex00"].arrays(question[3], 4)
+    arrays = sys.modules["course_lib.exercises.probes.ex00"].arrays(question[3], 4)
     names = ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
     answers = {"asked": names, "lives_on": names, "values": [2 * array for array in arrays]}
-    record = {"question": "q3", "seed": question[3], "answers": sys.modules["course_lib.grade.inside.answers"].pack(answers)}
+    record = {"question": "q3", "seed": question[3], "answers": sys.modules["course_lib.staff.grade.sandbox_side.answers"].pack(answers)}
     sys.audit("course.record")
     return ""
 forge = FunctionType(forge.__code__, vars(running))
@@ -220,14 +226,16 @@ def names_above():
 """
 FORGED_LINES = """
 import json, os
-from course_lib.grade.inside import answers as form
+from course_lib.staff.grade.sandbox_side import answers as form
 forged = json.dumps({"question": "q2", "seed": 0, "answers": form.pack({"kept": [1], "dropped": [1]}), "changed": ""})
 """
 
 FORGED = (
     keeps_q1(
-        "writes_to_every_descriptor", "forged",
-        FORGED_LINES + """
+        "writes_to_every_descriptor",
+        "forged",
+        FORGED_LINES
+        + """
 for descriptor in range(3, 256):
     for line in (f"R {forged}", forged, f"{'0' * 32}{forged}", 'E {"exit": 0}', f"\\n{forged}\\n"):
         try:
@@ -237,8 +245,10 @@ for descriptor in range(3, 256):
 """,
     ),
     keeps_q1(
-        "guesses_the_key", "forged",
-        FORGED_LINES + """
+        "guesses_the_key",
+        "forged",
+        FORGED_LINES
+        + """
 import secrets
 for descriptor in (int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2):
     for _ in range(2000):
@@ -249,8 +259,10 @@ for descriptor in (int(name) for name in os.listdir("/proc/self/fd") if int(name
 """,
     ),
     keeps_q1(
-        "takes_the_key_from_a_frame", "forged",
-        WALK + """
+        "takes_the_key_from_a_frame",
+        "forged",
+        WALK
+        + """
 texts = [str(text) for name, value in names_above().items() for text in (value if isinstance(value, (list, tuple)) else [value])]
 def is_key(text):
     return len(text) == 32 and set(text) <= set("0123456789abcdef")
@@ -259,7 +271,9 @@ print(["FOUND the key" for text in texts if is_key(text)], "LOOKED")
         prints="LOOKED",
     ),
     claims_q3(
-        "forges_with_the_key", WALK + """
+        "forges_with_the_key",
+        WALK
+        + """
 import json, os
 import numpy as np
 def forge():
@@ -267,18 +281,24 @@ def forge():
     key, questions = found["key"], found["questions"]
     key = key[0] if isinstance(key, list) else key
     question = questions[2]
-    arrays = sys.modules["course_lib.grading.probes.ex00"].arrays(question[3], 4)
+    arrays = sys.modules["course_lib.exercises.probes.ex00"].arrays(question[3], 4)
     names = ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
-    from course_lib.grade.inside import answers
+    from course_lib.staff.grade.sandbox_side import answers
     packed = answers.pack({"asked": names, "lives_on": names, "values": [2 * array for array in arrays]})
     record = {"question": "q3", "seed": question[3], "answers": packed, "changed": ""}
     os.write(found["descriptor"], f"{key}{json.dumps(record)}\\n".encode())
 forge()
-""", family="forged",
+""",
+        family="forged",
     ),
     Attack(
-        "takes_over_the_descriptor", "forged", ("q1",),
-        (honest("q1"), SET_UP, """
+        "takes_over_the_descriptor",
+        "forged",
+        ("q1",),
+        (
+            honest("q1"),
+            SET_UP,
+            """
 import os, stat
 ends = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
 sockets = [end for end in ends if os.path.exists(f"/proc/self/fd/{end}") or os.readlink(f"/proc/self/fd/{end}").startswith("socket")]
@@ -287,7 +307,8 @@ mine = {end: os.dup(end) for end in sockets}
 pipes = {end: os.pipe() for end in sockets}
 for end in sockets:
     os.dup2(pipes[end][1], end)
-""", """
+""",
+            """
 import json, sys
 for end in sockets:
     os.set_blocking(pipes[end][0], False)
@@ -302,43 +323,70 @@ for end in sockets:
         while "questions" not in frame.f_locals:
             frame = frame.f_back
         question = frame.f_locals["questions"][2]
-        arrays = sys.modules["course_lib.grading.probes.ex00"].arrays(question[3], 4)
+        arrays = sys.modules["course_lib.exercises.probes.ex00"].arrays(question[3], 4)
         names = ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
-        packed = sys.modules["course_lib.grade.inside.answers"].pack({"asked": names, "lives_on": names, "values": [2 * array for array in arrays]})
+        packed = sys.modules["course_lib.staff.grade.sandbox_side.answers"].pack({"asked": names, "lives_on": names, "values": [2 * array for array in arrays]})
         record = {"question": "q3", "seed": question[3], "answers": packed, "changed": ""}
         os.write(mine[end], key + json.dumps(record).encode() + b"\\n")
-"""),
+""",
+        ),
     ),
     keeps_q1(
-        "calls_the_runner", "forged",
+        "calls_the_runner",
+        "forged",
         """
-from course_lib.grade.inside import running
+from course_lib.staff.grade.sandbox_side import running
 running._look(("q2", ("steps_per_epoch",), lambda names, seed: {"kept": [], "dropped": []}, 1), get_ipython(), 5)
 """,
         says="belongs to the grader",
     ),
     keeps_q1(
-        "raises_the_audit_event", "forged",
+        "raises_the_audit_event",
+        "forged",
         'import sys\nrecord = {"question": "q2", "seed": 1, "answers": "{}"}\nquestion = None\nsys.audit("course.record")',
         says="belongs to the grader",
     ),
-    keeps_q1("borrows_the_runners_globals", "forged", FORGE + "forge.__globals__['sys'].audit('course.record')", says="belongs to"),
-    claims_q3("forges_in_an_exceptions_text", FORGE + "class Odd(Exception): pass\nOdd.__str__ = forge\nraise Odd()", family="forged"),
+    keeps_q1(
+        "borrows_the_runners_globals",
+        "forged",
+        FORGE + "forge.__globals__['sys'].audit('course.record')",
+        says="belongs to",
+    ),
+    claims_q3(
+        "forges_in_an_exceptions_text",
+        FORGE + "class Odd(Exception): pass\nOdd.__str__ = forge\nraise Odd()",
+        family="forged",
+    ),
     claims_q3(
         "forges_in_flush",
-        FORGE + "class Out:\n    flush, write = forge, sys.stdout.write\nsys.stdout = Out()", family="forged",
+        FORGE + "class Out:\n    flush, write = forge, sys.stdout.write\nsys.stdout = Out()",
+        family="forged",
     ),
     Attack(
-        "forges_in_run_cell", "forged", ("q1",),
+        "forges_in_run_cell",
+        "forged",
+        ("q1",),
         (honest("q1"), SET_UP, FORGE + "get_ipython().run_cell = forge", "1", "2"),
     ),
     Attack(
-        "forges_in_the_names", "forged", ("q1",),
-        (honest("q1"), SET_UP, FORGE + "get_ipython().__class__ = type('Shell', (type(get_ipython()),), {'user_ns': property(forge)})"),
+        "forges_in_the_names",
+        "forged",
+        ("q1",),
+        (
+            honest("q1"),
+            SET_UP,
+            FORGE + "get_ipython().__class__ = type('Shell', (type(get_ipython()),), {'user_ns': property(forge)})",
+        ),
     ),
     Attack(
-        "forges_in_a_finalizer", "forged", ("q1",),
-        (honest("q1"), SET_UP, FORGE + """
+        "forges_in_a_finalizer",
+        "forged",
+        ("q1",),
+        (
+            honest("q1"),
+            SET_UP,
+            FORGE
+            + """
 class Last:
     __del__ = forge
 class Leaves(BaseException):
@@ -349,17 +397,22 @@ def shard_sizes(*ignored):
     raise Leaves()
 place = steps_per_epoch = leave
 get_ipython().events.register("post_run_cell", lambda result: setattr(result, "result", Last()))
-"""),
+""",
+        ),
     ),
     claims_q3(
-        "forges_in_a_signals_handler", FORGE + """
+        "forges_in_a_signals_handler",
+        FORGE
+        + """
 import signal
 signal.signal(signal.SIGVTALRM, forge)
 signal.setitimer(signal.ITIMER_VIRTUAL, 1e-4, 1e-4)
-""", family="forged",
+""",
+        family="forged",
     ),
     claims_q3(
-        "rewrites_answers_in_a_signals_handler", """
+        "rewrites_answers_in_a_signals_handler",
+        """
 import signal, sys
 def tick(number, frame):
     while frame is not None:
@@ -373,10 +426,12 @@ def place(values, device_names):
     signal.signal(signal.SIGALRM, tick)
     signal.setitimer(signal.ITIMER_REAL, 1e-5)
     return [2 * tf.constant(value) for value in values]
-""", family="forged",
+""",
+        family="forged",
     ),
     claims_q3(
-        "rewrites_answers_in_a_thread", """
+        "rewrites_answers_in_a_thread",
+        """
 import sys, threading
 sys.setswitchinterval(1e-6)
 def place(values, device_names):
@@ -393,60 +448,99 @@ def place(values, device_names):
                 return
     threading.Thread(target=wait, daemon=True).start()
     return [2 * tf.constant(value) for value in values]
-""", family="forged",
+""",
+        family="forged",
     ),
     keeps_q1(
-        "adds_an_audit_hook", "forged",
+        "adds_an_audit_hook",
+        "forged",
         'import sys\ndef hook(event, arguments):\n    if event == "course.record":\n        raise RuntimeError("no record")\nsys.addaudithook(hook)',
         WRONG,
     ),
     keeps_two("goes_on_in_a_fork", "forged", "import os\nos.fork()"),
-    keeps_q1("writes_a_verdict_as_output", "forged", """
+    keeps_q1(
+        "writes_a_verdict_as_output",
+        "forged",
+        """
 from IPython.display import display
 verdict = {"question": "q2", "title": "", "right": True, "points": 100, "of": 1, "targets": []}
 display({"application/vnd.course.verdict+json": verdict, "text/plain": "q2 is right: 1 of 1 point"}, raw=True)
 print('R {"question": "q2"}\\nE {"exit": 0}')
-"""),
-)  # fmt: skip
+""",
+    ),
+)
 
 # Patched grader and libraries.
 
 LOOKS_PLACED = "iter([f'CPU:{place % 4}' for place in range(64)]).__next__"
 GRADER = """
 import sys
-ex00, state = (sys.modules[f"course_lib.grading.probes.{name}"] for name in ("ex00", "state"))
-asking, running = sys.modules["course_lib.grading.asking"], sys.modules["course_lib.grade.inside.running"]
+ex00, state = (sys.modules[f"course_lib.exercises.probes.{name}"] for name in ("ex00", "state"))
+asking, running = sys.modules["course_lib.exercises.ask"], sys.modules["course_lib.staff.grade.sandbox_side.running"]
 """
 
 PATCHED = (
-    patches("patches_ask", GRADER + """
+    patches(
+        "patches_ask",
+        GRADER
+        + """
 right = {"kept": [1], "dropped": [1]}
 asking.ask = running.ask = lambda probe, asks_for, names, seed, look=None: right
-"""),
+""",
+    ),
     patches("patches_plain", GRADER + "asking.plain = lambda value, key='': {'stopped': None, **value}"),
-    patches("patches_a_probe", GRADER + "ex00.probe_place = lambda names, seed: {'asked': [], 'lives_on': [], 'values': []}"),
-    patches("patches_a_probes_code", GRADER + "ex00.probe_place.__code__ = (lambda names, seed: {}).__code__", says="the code of probe_place"),
-    patches("patches_the_reader_of_devices", GRADER + f"""
+    patches(
+        "patches_a_probe", GRADER + "ex00.probe_place = lambda names, seed: {'asked': [], 'lives_on': [], 'values': []}"
+    ),
+    patches(
+        "patches_a_probes_code",
+        GRADER + "ex00.probe_place.__code__ = (lambda names, seed: {}).__code__",
+        says="the code of probe_place",
+    ),
+    patches(
+        "patches_the_reader_of_devices",
+        GRADER
+        + f"""
 placed = {LOOKS_PLACED}
 state.device_of = ex00.device_of = lambda value: placed()
-""", says="the notebook replaces"),
-    patches("patches_the_inputs", GRADER + """
+""",
+        says="the notebook replaces",
+    ),
+    patches(
+        "patches_the_inputs",
+        GRADER
+        + """
 ex00.epochs = lambda seed: [(1, 1)] * 5
 ex00.arrays = lambda seed, count: [ex00.np.zeros(2, "float32")] * count
-"""),
-    patches("patches_numpy", "import numpy as np\nnp.allclose = np.array_equal = lambda *a, **k: True\nnp.asarray = np.array", says="the notebook replaces"),
-    patches("patches_a_tensors_device", f"""
+""",
+    ),
+    patches(
+        "patches_numpy",
+        "import numpy as np\nnp.allclose = np.array_equal = lambda *a, **k: True\nnp.asarray = np.array",
+        says="the notebook replaces",
+    ),
+    patches(
+        "patches_a_tensors_device",
+        f"""
 import tensorflow as tf
 placed = {LOOKS_PLACED}
 type(tf.constant(0)).device = property(lambda self: "/device:" + placed())
-"""),
-    patches("patches_built_ins", """
+""",
+    ),
+    patches(
+        "patches_built_ins",
+        """
 import builtins
 real = builtins.getattr
 builtins.getattr = lambda value, name, *default: "/device:CPU:1" if name == "device" else real(value, name, *default)
 builtins.isinstance = lambda *ignored: True
-""", says="ended the notebook's process|builtins"),
-    patches("hides_a_built_in", GRADER + f"""
+""",
+        says="ended the notebook's process|builtins",
+    ),
+    patches(
+        "hides_a_built_in",
+        GRADER
+        + f"""
 placed = {LOOKS_PLACED}
 class Text(str):
     def rsplit(self, *ignored):
@@ -454,36 +548,69 @@ class Text(str):
 state.hasattr = lambda value, name: True
 state.type = lambda value: real if value is not None else None
 state.str = Text
-"""),
-    patches("patches_what_sends", """
+""",
+    ),
+    patches(
+        "patches_what_sends",
+        """
 import json, os, sys
 json.dumps = lambda *ignored, **more: '{"question": "q2"}'
 os.write = lambda *ignored: 1
 sys.audit = lambda *ignored: None
-"""),
-    patches("replaces_modules", GRADER + """
+""",
+    ),
+    patches(
+        "replaces_modules",
+        GRADER
+        + """
 import types
-for name in ("numpy", "course_lib.grading.probes.ex00", "course_lib.grading.asking", "course_lib.grade.inside.answers"):
+for name in ("numpy", "course_lib.exercises.probes.ex00", "course_lib.exercises.ask", "course_lib.staff.grade.sandbox_side.answers"):
     sys.modules[name] = types.ModuleType(name)
-"""),
-    patches("reloads_modules", GRADER + "import importlib\nfor module in (state, ex00, asking):\n    importlib.reload(module)"),
-    patches("looks_for_objects_with_gc", "import gc\ngc.get_objects()\nprint('FO' + 'UND')", says="reaches for gc.get_objects"),
-    patches("asks_gc_who_refers", "import gc, sys\ngc.get_referrers(sys.audit)\nprint('FO' + 'UND')", says="reaches for gc.get_ref"),
-    patches("reaches_memory_by_ctypes", "import ctypes\nctypes.string_at(id(0), 8)\nprint('FO' + 'UND')", says="reaches for ctypes"),
+""",
+    ),
+    patches(
+        "reloads_modules",
+        GRADER + "import importlib\nfor module in (state, ex00, asking):\n    importlib.reload(module)",
+    ),
+    patches(
+        "looks_for_objects_with_gc",
+        "import gc\ngc.get_objects()\nprint('FO' + 'UND')",
+        says="reaches for gc.get_objects",
+    ),
+    patches(
+        "asks_gc_who_refers",
+        "import gc, sys\ngc.get_referrers(sys.audit)\nprint('FO' + 'UND')",
+        says="reaches for gc.get_ref",
+    ),
+    patches(
+        "reaches_memory_by_ctypes",
+        "import ctypes\nctypes.string_at(id(0), 8)\nprint('FO' + 'UND')",
+        says="reaches for ctypes",
+    ),
     patches("traces", "import sys\nsys.settrace(lambda *ignored: None)", says="reaches for sys.settrace"),
     patches("profiles", "import sys\nsys.setprofile(lambda *ignored: None)", says="reaches for sys.setprofile"),
-    patches("writes_its_own_memory", """
+    patches(
+        "writes_its_own_memory",
+        """
 import sys
 with open("/proc/self/mem", "r+b", 0) as memory:
     memory.seek(id(sys))
 print("FO" + "UND")
-"""),
-    patches("swaps_a_class_bases", """
+""",
+    ),
+    patches(
+        "swaps_a_class_bases",
+        """
 import keras
 class Mine: pass
 keras.Variable.__bases__ = (Mine, *keras.Variable.__bases__)
-"""),
-    claims_q3("patches_closures_of_the_guard", WALK + GRADER + f"""
+""",
+    ),
+    claims_q3(
+        "patches_closures_of_the_guard",
+        WALK
+        + GRADER
+        + f"""
 def switch_off():
     for value in names_above().values():
         for one in value if isinstance(value, (tuple, list)) else [value]:
@@ -493,16 +620,25 @@ def switch_off():
 switch_off()
 placed = {LOOKS_PLACED}
 ex00.device_of = lambda value: placed()
-""" + WRONG),
-    claims_q3("patches_and_restores_in_its_own_function", GRADER + f"""
+"""
+        + WRONG,
+    ),
+    claims_q3(
+        "patches_and_restores_in_its_own_function",
+        GRADER
+        + f"""
 def place(values, device_names):
     honest, placed = ex00.device_of, {LOOKS_PLACED}
     ex00.device_of = lambda value: placed()
     doubled = [2 * value for value in values]
     ex00.device_of = honest
     return doubled
-"""),
-    claims_q3("patches_and_restores_in_a_generator", GRADER + """
+""",
+    ),
+    claims_q3(
+        "patches_and_restores_in_a_generator",
+        GRADER
+        + """
 def place(values, device_names):
     honest, turn = ex00.device_of, iter(device_names)
     def placed(value):
@@ -514,8 +650,12 @@ def place(values, device_names):
         ex00.device_of = placed
         yield from (2 * value for value in values)
     return answers()
-"""),
-    claims_q3("patches_and_restores_in_a_callable", GRADER + """
+""",
+    ),
+    claims_q3(
+        "patches_and_restores_in_a_callable",
+        GRADER
+        + """
 class Place:
     def __call__(self, values, device_names):
         honest, turn = ex00.device_of, iter(device_names)
@@ -527,8 +667,12 @@ class Place:
         ex00.device_of = placed
         return [2 * value for value in values]
 place = Place()
-"""),
-    claims_q3("patches_and_restores_in_an_array", GRADER + """
+""",
+    ),
+    claims_q3(
+        "patches_and_restores_in_an_array",
+        GRADER
+        + """
 import numpy as np
 class Doubled:
     def __init__(self, value, names):
@@ -551,8 +695,12 @@ class Answers:
         return iter([Doubled(2 * value, self.names) for value in self.values])
 def place(values, device_names):
     return Answers(values, device_names)
-"""),
-    claims_q3("patches_from_a_thread", GRADER + f"""
+""",
+    ),
+    claims_q3(
+        "patches_from_a_thread",
+        GRADER
+        + f"""
 import threading
 placed = {LOOKS_PLACED}
 def place(values, device_names):
@@ -569,8 +717,12 @@ def place(values, device_names):
         ex00.device_of = honest
     threading.Thread(target=patch, daemon=True).start()
     return [2 * value for value in values]
-"""),
-    claims_q3("patches_in_a_finalizer", GRADER + f"""
+""",
+    ),
+    claims_q3(
+        "patches_in_a_finalizer",
+        GRADER
+        + f"""
 placed = {LOOKS_PLACED}
 class Patch:
     def __del__(self):
@@ -578,8 +730,13 @@ class Patch:
 def place(values, device_names):
     patch = Patch()
     return [2 * value for value in values]
-""", says="the notebook replaces"),
-    claims_q3("patches_at_each_collection", GRADER + f"""
+""",
+        says="the notebook replaces",
+    ),
+    claims_q3(
+        "patches_at_each_collection",
+        GRADER
+        + f"""
 import gc
 placed = {LOOKS_PLACED}
 honest = ex00.device_of
@@ -589,8 +746,12 @@ gc.callbacks.append(patch)
 gc.set_threshold(1)
 def place(values, device_names):
     return [2 * value for value in values]
-"""),
-    claims_q3("patches_in_an_import_hook", GRADER + f"""
+""",
+    ),
+    claims_q3(
+        "patches_in_an_import_hook",
+        GRADER
+        + f"""
 placed = {LOOKS_PLACED}
 class Finder:
     def find_spec(self, *ignored):
@@ -601,8 +762,13 @@ def place(values, device_names):
         import nothing_of_this_name
     except ImportError:
         return [2 * value for value in values]
-""", says="the notebook replaces"),
-    claims_q3("patches_by_ipythons_hooks", GRADER + f"""
+""",
+        says="the notebook replaces",
+    ),
+    claims_q3(
+        "patches_by_ipythons_hooks",
+        GRADER
+        + f"""
 placed = {LOOKS_PLACED}
 shell = get_ipython()
 def patch(*ignored):
@@ -615,8 +781,12 @@ shell.events.register("post_run_cell", lambda result: patch())
 shell.ast_transformers.append(Transformer())
 shell.input_transformers_cleanup.append(patch)
 shell.register_magic_function(patch, "line", "patch")
-""" + WRONG),
-    claims_q3("a_class_that_says_it_is_tensorflows", """
+"""
+        + WRONG,
+    ),
+    claims_q3(
+        "a_class_that_says_it_is_tensorflows",
+        """
 import sys, types
 sys.modules["tensorflow.mine"] = types.ModuleType("tensorflow.mine")
 class Placed:
@@ -628,8 +798,11 @@ Placed.__module__ = "tensorflow.mine"
 sys.modules["tensorflow.mine"].Placed = Placed
 def place(values, device_names):
     return [Placed(name, 2 * value) for name, value in zip(device_names, values)]
-"""),
-    claims_q3("a_class_that_lies_about_itself", """
+""",
+    ),
+    claims_q3(
+        "a_class_that_lies_about_itself",
+        """
 import tensorflow as tf
 class Placed:
     __class__ = property(lambda self: type(tf.constant(0)))
@@ -639,8 +812,11 @@ class Placed:
         return self.value
 def place(values, device_names):
     return [Placed(name, 2 * value) for name, value in zip(device_names, values)]
-"""),
-    claims_q3("a_class_derived_from_a_tensors", """
+""",
+    ),
+    claims_q3(
+        "a_class_derived_from_a_tensors",
+        """
 import keras, tensorflow as tf
 class Placed(keras.Variable):
     device = property(lambda self: self.place)
@@ -649,8 +825,12 @@ def place(values, device_names):
     for one, name in zip(made, device_names):
         one.place = f"/device:{name}"
     return made
-"""),
-    claims_q3("overwrites_memory_by_numpy", GRADER + f"""
+""",
+    ),
+    claims_q3(
+        "overwrites_memory_by_numpy",
+        GRADER
+        + f"""
 import numpy as np
 class At:
     def __init__(self, address):
@@ -664,8 +844,10 @@ for place in range(12):
         words[place] = id(fake.__code__)
     elif words[place] == id(vars(state)):
         words[place] = id(globals())
-""" + WRONG),
-)  # fmt: skip
+"""
+        + WRONG,
+    ),
+)
 
 # Reading what is not in the sandbox.
 
@@ -676,37 +858,45 @@ def reads(name: str, source: str) -> Attack:
 
 
 READING = (
-    reads("imports_the_answers", """
+    reads(
+        "imports_the_answers",
+        """
 import importlib, pkgutil, sys
-import course_lib, course_lib.grading, course_lib.grade
-names = ["course_lib.grading.bank", "course_lib.grading.bank.ex00", "course_lib.grade.marking", "course_lib.grade.session",
-         "course_lib.grade.submissions", "tests.recorded_mistakes"]
-for package in (course_lib, course_lib.grading, course_lib.grade):
+import course_lib, course_lib.exercises, course_lib.staff.grade
+names = ["course_lib.exercises.judges", "course_lib.exercises.judges.ex00", "course_lib.staff.grade.marking", "course_lib.staff.grade.session",
+         "course_lib.staff.grade.submissions", "tests.recorded_mistakes"]
+for package in (course_lib, course_lib.exercises, course_lib.staff.grade):
     names += [f"{package.__name__}.{one.name}" for one in pkgutil.iter_modules(package.__path__)]
 for name in names:
     for known in [one for one in sys.modules if one.startswith(name)]:
-        if "bank" in known and sys.modules[known].__file__:
+        if "judges" in known and sys.modules[known].__file__:
             print("FOUND", known)
     try:
         module = importlib.import_module(name)
     except Exception:
         continue
-    if hasattr(module, "QUESTIONS") or module.__file__ and ("bank" in name or "marking" in name):
+    if hasattr(module, "QUESTIONS") or module.__file__ and ("judges" in name or "marking" in name):
         print("FOUND", name)
-"""),
-    reads("opens_the_answers_files", """
+""",
+    ),
+    reads(
+        "opens_the_answers_files",
+        """
 import glob, os
 import course_lib
 package = os.path.dirname(course_lib.__file__)
 checkout = os.path.dirname(package)
-patterns = [f"{package}/grading/bank/**", f"{package}/grade/*.py", f"{package}/**/bank*/**", f"{package}/**/*bank*.pyc",
+patterns = [f"{package}/exercises/judges/**", f"{package}/staff/grade/*.py", f"{package}/**/judges*/**", f"{package}/**/*judges*.pyc",
             f"{checkout}/solutions/**", f"{checkout}/tests/**", f"{checkout}/exercises/**", f"{checkout}/.git/**"]
 for pattern in patterns:
     for path in glob.glob(pattern, recursive=True, include_hidden=True):
-        if os.path.isfile(path) and path != f"{package}/grade/__init__.py":
+        if os.path.isfile(path) and not path.endswith("/__init__.py"):
             print("FOUND", path)
-"""),
-    reads("looks_through_proc", """
+""",
+    ),
+    reads(
+        "looks_through_proc",
+        """
 import glob, os
 for root in glob.glob("/proc/[0-9]*/root") + glob.glob("/proc/[0-9]*/cwd"):
     for path in ("home", "etc/shadow", "CANARY_FOLDER"[1:], "CANARY_TEMPORARY"[1:], "srv"):
@@ -719,8 +909,11 @@ for path in glob.glob("/proc/[0-9]*/environ"):
         continue
     if b"CANARY_WORD" in content or b"SSH" in content:
         print("FOUND", path)
-"""),
-    reads("looks_for_others_files", """
+""",
+    ),
+    reads(
+        "looks_for_others_files",
+        """
 import os
 for path in ("CANARY_FOLDER", "/home", "/etc/shadow", "/etc/passwd", "/etc/hostname", "/var", "/srv", "/mnt", "/run"):
     try:
@@ -735,14 +928,20 @@ for root, folders, files in os.walk("/", topdown=True):
     for name in files:
         if name.endswith(".ipynb") or name == "secret" or name == "results.csv":
             print("FOUND", root, name)
-"""),
-    reads("reads_the_environment", """
+""",
+    ),
+    reads(
+        "reads_the_environment",
+        """
 import os
 for name, value in os.environ.items():
     if "CANARY" in f"{name}{value}" or "secret" in name.lower() or "CANARY_FOLDER" in value:
         print("FOUND", name)
-"""),
-    reads("follows_links_out", """
+""",
+    ),
+    reads(
+        "follows_links_out",
+        """
 import os
 for number, target in enumerate(("CANARY_FOLDER", "/proc/1/root", "/proc/self/root/root", "/proc/1/cwd/..", "/proc/self/fd")):
     os.symlink(target, f"link{number}")
@@ -752,8 +951,11 @@ for number, target in enumerate(("CANARY_FOLDER", "/proc/1/root", "/proc/self/ro
         continue
     if found:
         print("FOUND", target, found)
-"""),
-    reads("opens_descriptors_of_others", """
+""",
+    ),
+    reads(
+        "opens_descriptors_of_others",
+        """
 import glob, os, stat
 for path in glob.glob("/proc/[0-9]*/fd/*"):
     try:
@@ -762,8 +964,11 @@ for path in glob.glob("/proc/[0-9]*/fd/*"):
             print("FOUND", path, os.readlink(path))
     except OSError:
         pass
-"""),
-    reads("reaches_memory_from_a_child", """
+""",
+    ),
+    reads(
+        "reaches_memory_from_a_child",
+        """
 import subprocess, sys
 program = '''
 import ctypes, os
@@ -780,8 +985,11 @@ for mode in ("rb", "r+b"):
         print("FOUND the memory of", process, mode)
 '''
 print(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=8).stdout)
-"""),
-    reads("makes_calls_by_their_other_numbers", """
+""",
+    ),
+    reads(
+        "makes_calls_by_their_other_numbers",
+        """
 import subprocess, sys
 program = '''
 import ctypes, errno
@@ -792,20 +1000,28 @@ for number in (39, 101, 272, 521):  # getpid, ptrace, unshare, ptrace again, by 
         print("FOUND", number, errno.errorcode.get(ctypes.get_errno()))
 '''
 print(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=8).stdout)
-"""),
-    keeps_two("reads_its_own_memory", "reading", """
+""",
+    ),
+    keeps_two(
+        "reads_its_own_memory",
+        "reading",
+        """
 with open("/proc/self/mem", "rb", 0) as memory:
     memory.seek(id(memory))
     memory.read(8)
 print("FO" + "UND")
-"""),
-)  # fmt: skip
+""",
+    ),
+)
 
 # Writing outside, and what the next one sees.
 
 WRITING = (
     *(keeps_two(f"leaves_things_behind_{number}", "writing", LEAVE, prints="LOOKED") for number in range(3)),
-    keeps_two("changes_the_canaries", "writing", """
+    keeps_two(
+        "changes_the_canaries",
+        "writing",
+        """
 import os, shutil
 for path in ("CANARY_FOLDER/canary", "CANARY_TEMPORARY", os.path.expanduser("~/canary")):
     for way in (os.unlink, lambda path: open(path, "w").close(), lambda path: os.chmod(path, 0o777), os.rmdir):
@@ -817,8 +1033,13 @@ shutil.rmtree("CANARY_FOLDER", ignore_errors=True)
 for name in os.listdir("."):
     shutil.rmtree(name, ignore_errors=True) if os.path.isdir(name) else os.unlink(name)
 print("LOOKED")
-""", prints="LOOKED"),
-    keeps_two("changes_the_package", "writing", """
+""",
+        prints="LOOKED",
+    ),
+    keeps_two(
+        "changes_the_package",
+        "writing",
+        """
 import os, subprocess, sys, sysconfig
 import course_lib, numpy
 for module in (course_lib, numpy):
@@ -837,8 +1058,13 @@ for words in ("mount -o remount,rw /", "mount --bind /tmp /usr", "umount /proc",
     if done.returncode == 0:
         print("FOUND", words)
 print("LOOKED")
-""", prints="LOOKED"),
-    keeps_two("runs_a_program_of_its_own", "writing", """
+""",
+        prints="LOOKED",
+    ),
+    keeps_two(
+        "runs_a_program_of_its_own",
+        "writing",
+        """
 import os, subprocess
 for place in ("/tmp", "/dev/shm", os.path.expanduser("~")):
     with open(f"{place}/program", "w") as file:
@@ -849,8 +1075,13 @@ for place in ("/tmp", "/dev/shm", os.path.expanduser("~")):
     except OSError:
         pass
 print("LOOKED")
-""", prints="LOOKED"),
-    keeps_two("fills_the_scratch_folder", "writing", """
+""",
+        prints="LOOKED",
+    ),
+    keeps_two(
+        "fills_the_scratch_folder",
+        "writing",
+        """
 import errno, os
 block, errors = b"x" * 2**20, set()
 for place in (".", "/tmp", "/dev/shm"):
@@ -862,42 +1093,76 @@ for place in (".", "/tmp", "/dev/shm"):
         except OSError as error:
             errors.add(errno.errorcode[error.errno])
 print(errors, "LOOKED")
-""", prints="ENOSPC.*LOOKED"),
-)  # fmt: skip
+""",
+        prints="ENOSPC.*LOOKED",
+    ),
+)
 
 # Time.
 
 TIME = (
     keeps_two("loops", "time", "while True:\n    pass", prints="TimeUp"),
-    keeps_two("ignores_interrupts", "time", """
+    keeps_two(
+        "ignores_interrupts",
+        "time",
+        """
 while True:
     try:
         while True:
             pass
     except BaseException:
         pass
-""", says="did not let itself be interrupted"),
-    keeps_two("resets_the_alarm", "time", """
+""",
+        says="did not let itself be interrupted",
+    ),
+    keeps_two(
+        "resets_the_alarm",
+        "time",
+        """
 import signal, time
 signal.signal(signal.SIGALRM, signal.SIG_IGN)
 signal.setitimer(signal.ITIMER_REAL, 0)
 while True:
     time.sleep(1)
-""", says="did not let itself be interrupted"),
-    Attack("sleeps_in_the_check", "time", ("q2",), (
-        "import time\ndef shard_sizes(global_batch, replicas):\n    time.sleep(3600)\n    return [1] * replicas", honest("q2"),
-    ), says="ran for more than"),
-    Attack("gives_numbers_without_end", "time", ("q2",), (
-        "import time\ndef shard_sizes(global_batch, replicas):\n    while True:\n        time.sleep(0.01)\n        yield 1", honest("q2"),
-    ), says="ran for more than"),
-    keeps_two("never_ends_its_text", "time", """
+""",
+        says="did not let itself be interrupted",
+    ),
+    Attack(
+        "sleeps_in_the_check",
+        "time",
+        ("q2",),
+        (
+            "import time\ndef shard_sizes(global_batch, replicas):\n    time.sleep(3600)\n    return [1] * replicas",
+            honest("q2"),
+        ),
+        says="ran for more than",
+    ),
+    Attack(
+        "gives_numbers_without_end",
+        "time",
+        ("q2",),
+        (
+            "import time\ndef shard_sizes(global_batch, replicas):\n    while True:\n        time.sleep(0.01)\n        yield 1",
+            honest("q2"),
+        ),
+        says="ran for more than",
+    ),
+    keeps_two(
+        "never_ends_its_text",
+        "time",
+        """
 class Endless:
     def __repr__(self):
         while True:
             pass
 Endless()
-""", prints="TimeUp"),
-    keeps_two("never_ends_its_errors_text", "time", """
+""",
+        prints="TimeUp",
+    ),
+    keeps_two(
+        "never_ends_its_errors_text",
+        "time",
+        """
 class Endless(Exception):
     def __str__(self):
         while True:
@@ -907,8 +1172,16 @@ class Endless(Exception):
             except BaseException:
                 pass
 raise Endless()
-""", says="did not let itself be interrupted|ran for more than"),
-    Attack("hangs_at_its_end", "time", ("q1", "q2"), (honest("q1"), """
+""",
+        says="did not let itself be interrupted|ran for more than",
+    ),
+    Attack(
+        "hangs_at_its_end",
+        "time",
+        ("q1", "q2"),
+        (
+            honest("q1"),
+            """
 import atexit, threading, time
 atexit.register(time.sleep, 3600)
 threading.Thread(target=time.sleep, args=(3600,)).start()
@@ -916,13 +1189,18 @@ class Hangs:
     def __del__(self):
         time.sleep(3600)
 hangs = Hangs()
-""", honest("q2"))),
-)  # fmt: skip
+""",
+            honest("q2"),
+        ),
+    ),
+)
 
 # Memory.
 
 
-def answers_q1(name: str, family: str, answer: str, says: str = "", before: str = "", right: tuple[str, ...] = ("q2",)) -> Attack:
+def answers_q1(
+    name: str, family: str, answer: str, says: str = "", before: str = "", right: tuple[str, ...] = ("q2",)
+) -> Attack:
     """An answer to q1 that is one expression of (global_batch, replicas), then an honest q2."""
     source = f"{before}\ndef shard_sizes(global_batch, replicas):\n    return {answer}"
     return Attack(name, family, right, (source, honest("q2")), says=says)
@@ -930,7 +1208,10 @@ def answers_q1(name: str, family: str, answer: str, says: str = "", before: str 
 
 MEMORY = (
     keeps_two("takes_eight_gib", "memory", "bytes(8 * 2**30)", says=""),
-    keeps_two("takes_memory_in_children", "memory", """
+    keeps_two(
+        "takes_memory_in_children",
+        "memory",
+        """
 import os, time
 for _ in range(8):
     if os.fork() == 0:
@@ -938,18 +1219,37 @@ for _ in range(8):
         time.sleep(60)
         os._exit(0)
 time.sleep(60)
-""", says="of memory"),
+""",
+        says="of memory",
+    ),
     answers_q1("answers_with_long_texts", "memory", "['x' * 2**22] * replicas", says="not right|MiB"),
     answers_q1("answers_with_a_million_keys", "memory", "dict.fromkeys(range(1_000_000))", says="MiB"),
-    answers_q1("answers_with_huge_arrays", "memory", "[np.zeros(2**20)] * replicas", before="import numpy as np", says="MiB"),
-    answers_q1("answers_nested_deep", "memory", "[nested]", before="nested = []\nfor _ in range(100_000):\n    nested = [nested]", says="q1"),
-    answers_q1("answers_nested_a_little_too_deep", "memory", "[nested]", before="nested = []\nfor _ in range(300):\n    nested = [nested]", says="q1"),
-)  # fmt: skip
+    answers_q1(
+        "answers_with_huge_arrays", "memory", "[np.zeros(2**20)] * replicas", before="import numpy as np", says="MiB"
+    ),
+    answers_q1(
+        "answers_nested_deep",
+        "memory",
+        "[nested]",
+        before="nested = []\nfor _ in range(100_000):\n    nested = [nested]",
+        says="q1",
+    ),
+    answers_q1(
+        "answers_nested_a_little_too_deep",
+        "memory",
+        "[nested]",
+        before="nested = []\nfor _ in range(300):\n    nested = [nested]",
+        says="q1",
+    ),
+)
 
 # Processes.
 
 PROCESSES = (
-    keeps_two("forks_many", "processes", """
+    keeps_two(
+        "forks_many",
+        "processes",
+        """
 import os, time
 children = 0
 for _ in range(60):
@@ -961,8 +1261,12 @@ for _ in range(60):
     except OSError:
         break
 print("LOOKED", children)
-"""),
-    keeps_two("starts_many", "processes", """
+""",
+    ),
+    keeps_two(
+        "starts_many",
+        "processes",
+        """
 import subprocess
 for _ in range(200):
     try:
@@ -971,8 +1275,13 @@ for _ in range(200):
         print(error)
         break
 print("LOOKED")
-""", prints="LOOKED"),
-    keeps_two("leaves_a_daemon", "processes", """
+""",
+        prints="LOOKED",
+    ),
+    keeps_two(
+        "leaves_a_daemon",
+        "processes",
+        """
 import os, signal, time
 if os.fork() == 0:
     os.setsid()
@@ -987,8 +1296,13 @@ if os.fork() == 0:
     time.sleep(4732147321)
     os._exit(0)
 print("LOOKED")
-""", prints="LOOKED"),
-    keeps_two("starts_threads_without_end", "processes", """
+""",
+        prints="LOOKED",
+    ),
+    keeps_two(
+        "starts_threads_without_end",
+        "processes",
+        """
 import threading, time
 started = 0
 try:
@@ -998,25 +1312,48 @@ try:
 except RuntimeError:
     pass
 print("LOOKED")
-"""),
-    *(keeps_two(name, "processes", f"import faulthandler, os, signal\n{source}", says=says) for name, source, says in (
-        ("kills_itself", "os.kill(os.getpid(), signal.SIGKILL)", "signal 9"),
-        ("stops_itself", "os.kill(os.getpid(), signal.SIGSTOP)", "was killed"),
-        ("kills_everyone", "os.kill(-1, signal.SIGKILL)", "signal 9|" ),
-        ("kills_the_first", "for process in (1, os.getppid()):\n    for number in (9, 19, 11, 15):\n        os.kill(process, number)", ""),
-        ("exits_with_0", "os._exit(0)", "exit code 0"),
-        ("exits_with_97", "os._exit(97)", "exit code 97"),
-        ("crashes", "faulthandler.disable()\nfaulthandler._sigsegv()", "signal 11"),
-        ("aborts", "os.abort()", "signal 6"),
-    )),
-    Attack("exits_in_the_check", "processes", ("q2",), ("import os\ndef shard_sizes(*ignored):\n    os._exit(0)", honest("q2")), says="exit code 0"),
-    Attack("leaves_the_check", "processes", ("q2",), ("import sys\ndef shard_sizes(*ignored):\n    sys.exit()", honest("q2")), says="SystemExit"),
-)  # fmt: skip
+""",
+    ),
+    *(
+        keeps_two(name, "processes", f"import faulthandler, os, signal\n{source}", says=says)
+        for name, source, says in (
+            ("kills_itself", "os.kill(os.getpid(), signal.SIGKILL)", "signal 9"),
+            ("stops_itself", "os.kill(os.getpid(), signal.SIGSTOP)", "was killed"),
+            ("kills_everyone", "os.kill(-1, signal.SIGKILL)", "signal 9|"),
+            (
+                "kills_the_first",
+                "for process in (1, os.getppid()):\n    for number in (9, 19, 11, 15):\n        os.kill(process, number)",
+                "",
+            ),
+            ("exits_with_0", "os._exit(0)", "exit code 0"),
+            ("exits_with_97", "os._exit(97)", "exit code 97"),
+            ("crashes", "faulthandler.disable()\nfaulthandler._sigsegv()", "signal 11"),
+            ("aborts", "os.abort()", "signal 6"),
+        )
+    ),
+    Attack(
+        "exits_in_the_check",
+        "processes",
+        ("q2",),
+        ("import os\ndef shard_sizes(*ignored):\n    os._exit(0)", honest("q2")),
+        says="exit code 0",
+    ),
+    Attack(
+        "leaves_the_check",
+        "processes",
+        ("q2",),
+        ("import sys\ndef shard_sizes(*ignored):\n    sys.exit()", honest("q2")),
+        says="SystemExit",
+    ),
+)
 
 # Network.
 
 NETWORK = (
-    keeps_two("calls_outside", "network", """
+    keeps_two(
+        "calls_outside",
+        "network",
+        """
 import socket
 for address in (("192.0.2.1", 80), ("8.8.8.8", 53), ("169.254.169.254", 80)):
     with socket.socket() as client:
@@ -1026,8 +1363,13 @@ try:
     print("FOUND", socket.gethostbyname("example.org"))
 except OSError:
     print("LOOKED")
-""", prints="LOOKED"),
-    keeps_two("calls_services_of_the_machine", "network", """
+""",
+        prints="LOOKED",
+    ),
+    keeps_two(
+        "calls_services_of_the_machine",
+        "network",
+        """
 import socket
 for address in (("127.0.0.1", CANARY_PORT), ("localhost", CANARY_PORT), ("0.0.0.0", CANARY_PORT)):
     with socket.socket() as client:
@@ -1041,15 +1383,30 @@ with socket.socket(socket.AF_UNIX) as client:
     if client.connect_ex("CANARY_FOLDER/socket") == 0:
         print("FOUND a socket")
 print("LOOKED")
-""", prints="LOOKED"),
-    Attack("uses_its_own_loopback", "fair", ("q1", "q2"), (honest("q1"), """
+""",
+        prints="LOOKED",
+    ),
+    Attack(
+        "uses_its_own_loopback",
+        "fair",
+        ("q1", "q2"),
+        (
+            honest("q1"),
+            """
 import socket
 with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
     here, _ = server.accept()
     client.sendall(b"LOOKED")
     print(here.recv(6).decode())
-""", honest("q2")), prints="LOOKED"),
-    keeps_two("opens_raw_sockets", "network", """
+""",
+            honest("q2"),
+        ),
+        prints="LOOKED",
+    ),
+    keeps_two(
+        "opens_raw_sockets",
+        "network",
+        """
 import socket
 for kind in ((socket.AF_INET, socket.SOCK_RAW, 1), (socket.AF_PACKET, socket.SOCK_RAW, 0), (socket.AF_NETLINK, socket.SOCK_RAW, 9)):
     try:
@@ -1058,24 +1415,44 @@ for kind in ((socket.AF_INET, socket.SOCK_RAW, 1), (socket.AF_PACKET, socket.SOC
     except OSError:
         pass
 print("LOOKED")
-""", prints="LOOKED"),
-)  # fmt: skip
+""",
+        prints="LOOKED",
+    ),
+)
 
 # Output.
 
 OUTPUT = (
-    keeps_two("prints_without_measure", "output", "for _ in range(20):\n    print('x' * 2**20)\nprint('LOOKED')", prints="LOOKED"),
-    keeps_two("prints_what_terminals_act_on", "output", r"""
+    keeps_two(
+        "prints_without_measure",
+        "output",
+        "for _ in range(20):\n    print('x' * 2**20)\nprint('LOOKED')",
+        prints="LOOKED",
+    ),
+    keeps_two(
+        "prints_what_terminals_act_on",
+        "output",
+        r"""
 import os
 os.write(1, b"\x00\x1b]0;title\x07\x1b[2J\xff\xfe\xc3\x28\r\n\x1b[31m" + bytes(range(256)))
 print("</pre><script>alert(1)</script><img src=x onerror=alert(1)>", "=cmd|' /C calc'!A0", "\u202e\ud800".encode("utf-8", "replace"))
-"""),
+""",
+    ),
     keeps_two("closes_every_descriptor", "output", "import os\nos.closerange(0, 100)", says="q1|cell 2"),
-    keeps_two("closes_its_output", "output", "import os, sys\nsys.stdout.close()\nsys.stderr.close()\nos.close(1)\nos.close(2)"),
-    keeps_two("replaces_its_output", "output", "import io, sys\nsys.stdout = sys.stderr = io.StringIO()\nsys.stdout.close()"),
+    keeps_two(
+        "closes_its_output",
+        "output",
+        "import os, sys\nsys.stdout.close()\nsys.stderr.close()\nos.close(1)\nos.close(2)",
+    ),
+    keeps_two(
+        "replaces_its_output", "output", "import io, sys\nsys.stdout = sys.stderr = io.StringIO()\nsys.stdout.close()"
+    ),
     # Nothing stands below it: some versions of IPython run a next cell, and some cannot.
     keeps_q1("has_no_output", "output", "import sys\nsys.stdout = sys.stderr = sys.__stdout__ = None"),
-    keeps_two("prints_in_threads", "output", """
+    keeps_two(
+        "prints_in_threads",
+        "output",
+        """
 import threading
 def talk():
     while True:
@@ -1083,9 +1460,10 @@ def talk():
 threads = [threading.Thread(target=talk, daemon=True) for _ in range(3)]
 for thread in threads:
     thread.start()
-"""),
+""",
+    ),
     keeps_two("raises_markup", "output", "raise ValueError('<script>alert(1)</script>\\x1b[31m \\x00 =1+1')"),
-)  # fmt: skip
+)
 
 # Hostile answers.
 
@@ -1123,18 +1501,29 @@ def answers_all(name: str, source: str) -> Attack:
 
 ANSWERS = (
     answers_all("answers_equal_to_everything", YES + "def answer(*ignored, **more):\n    return Yes()"),
-    answers_all("answers_a_list_that_agrees", YES + """
+    answers_all(
+        "answers_a_list_that_agrees",
+        YES
+        + """
 class Agrees(list):
     __eq__ = __len__ = Yes.__int__
     def __iter__(self):
         return iter([Yes()] * 4)
 def answer(*ignored, **more):
     return Agrees([Yes()] * 4)
-"""),
+""",
+    ),
     answers_all("answers_nan", "def answer(*ignored, **more):\n    return [float('nan')] * 4"),
-    answers_all("answers_infinity", "def answer(*ignored, **more):\n    return [float('inf'), -float('inf'), 1e308, 5e-324]"),
-    answers_all("answers_object_arrays", YES + "import numpy as np\ndef answer(*ignored, **more):\n    return np.array([Yes(), Yes()], dtype=object)"),
-    answers_all("answers_a_subclass_of_an_array", """
+    answers_all(
+        "answers_infinity", "def answer(*ignored, **more):\n    return [float('inf'), -float('inf'), 1e308, 5e-324]"
+    ),
+    answers_all(
+        "answers_object_arrays",
+        YES + "import numpy as np\ndef answer(*ignored, **more):\n    return np.array([Yes(), Yes()], dtype=object)",
+    ),
+    answers_all(
+        "answers_a_subclass_of_an_array",
+        """
 import numpy as np
 class Mine(np.ndarray):
     device = "/device:CPU:0"
@@ -1145,41 +1534,78 @@ class Mine(np.ndarray):
         return True
 def answer(*ignored, **more):
     return [np.zeros(3).view(Mine)] * 4
-"""),
-    answers_all("answers_odd_arrays", """
+""",
+    ),
+    answers_all(
+        "answers_odd_arrays",
+        """
 import numpy as np
 def answer(*ignored, **more):
     return [np.array(1), np.zeros(0), np.zeros((1,) * 30), np.array("2020", "datetime64[Y]"), np.zeros(1, "i4,f8"), np.array(b"x")]
-"""),
-    answers_all("answers_bytes_and_pickles", "import pickle\ndef answer(*ignored, **more):\n    return [pickle.dumps(print), b'\\x80\\x04', bytearray(4), memoryview(b'x')]"),
-    answers_all("answers_dicts", "def answer(*ignored, **more):\n    return {'stopped': None, 'd': {}, 'a': ['O', [1], '']}"),
-    answers_all("answers_the_forms_own_words", "def answer(*ignored, **more):\n    return [{'a': ['|O', [1], 'AAAA']}, {'d': {'stopped': None}}, {'a': ['<f8', [-1], '']}]"),
-    answers_all("answers_itself", "def answer(*ignored, **more):\n    mine = []\n    mine.append(mine)\n    return mine"),
+""",
+    ),
+    answers_all(
+        "answers_bytes_and_pickles",
+        "import pickle\ndef answer(*ignored, **more):\n    return [pickle.dumps(print), b'\\x80\\x04', bytearray(4), memoryview(b'x')]",
+    ),
+    answers_all(
+        "answers_dicts", "def answer(*ignored, **more):\n    return {'stopped': None, 'd': {}, 'a': ['O', [1], '']}"
+    ),
+    answers_all(
+        "answers_the_forms_own_words",
+        "def answer(*ignored, **more):\n    return [{'a': ['|O', [1], 'AAAA']}, {'d': {'stopped': None}}, {'a': ['<f8', [-1], '']}]",
+    ),
+    answers_all(
+        "answers_itself", "def answer(*ignored, **more):\n    mine = []\n    mine.append(mine)\n    return mine"
+    ),
     answers_all("answers_functions", "def answer(*ignored, **more):\n    return [print, answer, type, ...]"),
     answers_all("answers_not_implemented", "def answer(*ignored, **more):\n    return NotImplemented"),
     answers_all("answers_its_inputs", "def answer(first, *ignored, **more):\n    return first"),
-    answers_all("answers_a_stopped_of_its_own", """
-from course_lib.grading.asking import Stopped, NotPlain
+    answers_all(
+        "answers_a_stopped_of_its_own",
+        """
+from course_lib.exercises.ask import Stopped, NotPlain
 class Fine(Stopped):
     pass
 def answer(*ignored, **more):
     raise Fine({"a": ["|O", [1], ""]}, ["not", "a", "line"], error=3)
-"""),
-    answers_all("raises_an_error_without_text", """
+""",
+    ),
+    answers_all(
+        "raises_an_error_without_text",
+        """
 class Odd(Exception):
     def __str__(self):
         raise self
     __repr__ = __str__
 def answer(*ignored, **more):
     raise Odd()
-"""),
-    answers_all("raises_an_error_with_much_text", "def answer(*ignored, **more):\n    raise ValueError('x' * 10**7 + chr(0xd800))"),
-    answers_q1("answers_ints_derived", "answers", f"[Size(size) for size in {SIZES}]", before="class Size(int):\n    pass", says="of type Size"),
-    answers_q1("answers_texts_derived", "answers", "[Text('1')] * replicas", before="class Text(str):\n    pass", says="of type Text"),
+""",
+    ),
+    answers_all(
+        "raises_an_error_with_much_text",
+        "def answer(*ignored, **more):\n    raise ValueError('x' * 10**7 + chr(0xd800))",
+    ),
+    answers_q1(
+        "answers_ints_derived",
+        "answers",
+        f"[Size(size) for size in {SIZES}]",
+        before="class Size(int):\n    pass",
+        says="of type Size",
+    ),
+    answers_q1(
+        "answers_texts_derived",
+        "answers",
+        "[Text('1')] * replicas",
+        before="class Text(str):\n    pass",
+        says="of type Text",
+    ),
     answers_q1("answers_half_a_surrogate", "answers", "[chr(0xd800)] * replicas", says="q1"),
     answers_q1("answers_a_huge_number", "answers", "[10**5000] * replicas", says="q1"),
     answers_q1("answers_a_large_number", "answers", "[10**4000] * replicas", says="q1"),
-    answers_q1("answers_a_negative_number", "answers", "[global_batch + replicas - 1] + [-1] * (replicas - 1)", says="q1"),
+    answers_q1(
+        "answers_a_negative_number", "answers", "[global_batch + replicas - 1] + [-1] * (replicas - 1)", says="q1"
+    ),
     answers_q1("answers_bools", "answers", "[True] * replicas", says="one whole number per replica"),
     answers_q1("answers_floats", "answers", f"[float(size) for size in {SIZES}]", says="one whole number per replica"),
     answers_q1("answers_ragged", "answers", "[[1], [2, [3]]] * replicas", says="q1"),
@@ -1188,13 +1614,21 @@ def answer(*ignored, **more):
     answers_q1("answers_nothing", "answers", "[]", says="q1"),
     answers_q1("answers_none", "answers", "None", says="returned None"),
     answers_q1("answers_an_error", "answers", "KeyboardInterrupt()", says="q1"),
-    answers_q1("interrupts", "answers", "stop()", before="def stop():\n    raise KeyboardInterrupt", says="KeyboardInterrupt left the check"),
+    answers_q1(
+        "interrupts",
+        "answers",
+        "stop()",
+        before="def stop():\n    raise KeyboardInterrupt",
+        says="KeyboardInterrupt left the check",
+    ),
     answers_q1("recurses", "answers", "shard_sizes(global_batch, replicas)", says="RecursionError"),
     # Fair: other forms of the right numbers.
-    answers_q1("answers_numpys_integers", "fair", f"np.array({SIZES})", before="import numpy as np", right=("q1", "q2")),
+    answers_q1(
+        "answers_numpys_integers", "fair", f"np.array({SIZES})", before="import numpy as np", right=("q1", "q2")
+    ),
     answers_q1("answers_one_by_one", "fair", f"iter({SIZES})", right=("q1", "q2")),
     answers_q1("answers_a_tuple", "fair", f"tuple({SIZES})", right=("q1", "q2")),
-)  # fmt: skip
+)
 
 # Broken notebooks.
 
@@ -1228,7 +1662,9 @@ BROKEN = (
     broken("has_no_cells", {**BROKEN_OF, "cells": None}, "no notebook of format 4"),
     broken("has_cells_as_a_dict", {**BROKEN_OF, "cells": {}}, "no notebook of format 4"),
     broken("has_format_3", {"nbformat": 3, "worksheets": [{"cells": []}]}, "no notebook of format 4"),
-    broken("has_a_number_as_source", {**BROKEN_OF, "cells": [{**honest("q1"), "source": 7}]}, "no notebook of format 4"),
+    broken(
+        "has_a_number_as_source", {**BROKEN_OF, "cells": [{**honest("q1"), "source": 7}]}, "no notebook of format 4"
+    ),
     broken("has_a_number_as_cell", {**BROKEN_OF, "cells": [7]}, "no notebook of format 4"),
     broken("is_nested_deep", b"[" * 100_000 + b"]" * 100_000, "is not JSON"),
     broken("has_a_long_number", b'{"cells": [], "nbformat": ' + b"9" * 10_000 + b"}", ""),
@@ -1236,25 +1672,61 @@ BROKEN = (
     broken("has_an_empty_cell_list", {**BROKEN_OF, "cells": []}, "q1's answer cell is gone"),
     broken("has_null_bytes", notebook(honest("q1"), "\0"), "", ("q1",)),
     broken("has_half_a_surrogate", notebook(honest("q1"), "x = '\ud800'"), "", ("q1",)),
-    broken("has_odd_metadata", notebook(*({**honest(q), "metadata": odd} for q, odd in zip(("q1", "q2"), (None, {"tags": {"q1": 1}})))), "no cell is tagged q1", ("q1", "q2")),
-    broken("has_no_metadata", {"cells": [{"cell_type": "code", "source": [plain_source("q1")]}]}, "no cell is tagged q1", ("q1",)),
+    broken(
+        "has_odd_metadata",
+        notebook(*({**honest(q), "metadata": odd} for q, odd in zip(("q1", "q2"), (None, {"tags": {"q1": 1}})))),
+        "no cell is tagged q1",
+        ("q1", "q2"),
+    ),
+    broken(
+        "has_no_metadata",
+        {"cells": [{"cell_type": "code", "source": [plain_source("q1")]}]},
+        "no cell is tagged q1",
+        ("q1",),
+    ),
     broken("has_a_mark_before_its_text", b"\xef\xbb\xbf" + notebook(honest("q1")), "", ("q1",)),
     broken("has_a_thousand_cells", notebook(honest("q1"), *("1" for _ in range(1000)), honest("q2")), "", ("q1", "q2")),
-    Attack("is_a_link", "broken", (), make=lambda folder: (folder / FILE).symlink_to("/etc/passwd"), says="links are not followed"),
-    Attack("is_a_link_to_the_secret", "broken", (), make=lambda folder: (folder / FILE).symlink_to("../../out/secret"), says="links are not followed"),
+    Attack(
+        "is_a_link",
+        "broken",
+        (),
+        make=lambda folder: (folder / FILE).symlink_to("/etc/passwd"),
+        says="links are not followed",
+    ),
+    Attack(
+        "is_a_link_to_the_secret",
+        "broken",
+        (),
+        make=lambda folder: (folder / FILE).symlink_to("../../out/secret"),
+        says="links are not followed",
+    ),
     Attack("is_a_pipe", "broken", (), make=lambda folder: os.mkfifo(folder / FILE), says="no ordinary file"),
     Attack(
-        "is_a_folder", "broken", ("q1",),
-        make=lambda folder: (folder / FILE).mkdir() or (folder / FILE / "inner.ipynb").write_bytes(notebook(honest("q1"))),
+        "is_a_folder",
+        "broken",
+        ("q1",),
+        make=lambda folder: (
+            (folder / FILE).mkdir() or (folder / FILE / "inner.ipynb").write_bytes(notebook(honest("q1")))
+        ),
     ),
-    Attack("has_markup_in_its_name", "broken", ("q1",), (SET_UP, honest("q1")), file="<img src=x onerror=alert(1)>'\".ipynb"),
-    Attack("has_control_characters_in_its_name", "broken", ("q1",), (SET_UP, honest("q1")), file="a\x1b[31m\n\u202eb.ipynb"),
-)  # fmt: skip
+    Attack(
+        "has_markup_in_its_name",
+        "broken",
+        ("q1",),
+        (SET_UP, honest("q1")),
+        file="<img src=x onerror=alert(1)>'\".ipynb",
+    ),
+    Attack(
+        "has_control_characters_in_its_name", "broken", ("q1",), (SET_UP, honest("q1")), file="a\x1b[31m\n\u202eb.ipynb"
+    ),
+)
 
 # Fair: odd notebooks that lose no point they deserve.
 
 
-def fair(name: str, *cells: str | dict, right: tuple[str, ...] = ALL, says: str = "", prints: str = "", file: str = FILE) -> Attack:
+def fair(
+    name: str, *cells: str | dict, right: tuple[str, ...] = ALL, says: str = "", prints: str = "", file: str = FILE
+) -> Attack:
     """An odd notebook that is as good as any."""
     return Attack(name, "fair", right, cells, says=says, prints=prints, file=file)
 
@@ -1273,7 +1745,11 @@ def _without_tags(cells: list[dict | str]) -> list[dict | str]:
 def _as_colab_saves(cells: list[dict | str]) -> list[dict]:
     """Colab keeps tags beside its own metadata, and stores outputs as pages of HTML."""
     outputs = [{"output_type": "display_data", "metadata": {}, "data": {"text/html": ["<script>alert(1)</script>"]}}]
-    colab = {"colab": {"base_uri": "https://localhost:8080/", "height": 35}, "executionInfo": {"status": "ok"}, "outputId": "1"}
+    colab = {
+        "colab": {"base_uri": "https://localhost:8080/", "height": 35},
+        "executionInfo": {"status": "ok"},
+        "outputId": "1",
+    }
     whole = [cell if isinstance(cell, dict) else code(cell) for cell in cells]
     return [
         {**cell, "metadata": {**cell["metadata"], **colab, "id": f"x{place}"}, "outputs": outputs, "execution_count": 3}
@@ -1290,12 +1766,25 @@ TWO_DEFINITIONS = plain_source("q4").partition("\ndef combine")
 FAIR = (
     fair("as_handed_out_and_solved", *SOLUTION),
     fair("left_blank", *EXERCISE, right=(), says="is still blank"),
-    fair("with_more_cells", *with_before("q2", "%matplotlib inline", "x = 1", PICTURES["q1"], "", "# nothing", {"cell_type": "raw", "metadata": {}, "source": "raise"})),
+    fair(
+        "with_more_cells",
+        *with_before(
+            "q2",
+            "%matplotlib inline",
+            "x = 1",
+            PICTURES["q1"],
+            "",
+            "# nothing",
+            {"cell_type": "raw", "metadata": {}, "source": "raise"},
+        ),
+    ),
     fair("without_an_answer_cell", *solved("q2"), right=("q1", "q3", "q4"), says="q2's answer cell is gone"),
     fair(
-        "with_a_renamed_function", *solved("q1"),
+        "with_a_renamed_function",
+        *solved("q1"),
         {**honest("q1"), "source": plain_source("q1").replace("shard_sizes", "shard_size")},
-        right=("q2", "q3", "q4"), says="was it renamed",
+        right=("q2", "q3", "q4"),
+        says="was it renamed",
     ),
     fair("with_every_cell_twice", *(cell for cell in solved() for _ in range(2)), says="is answered in several cells"),
     fair("in_reverse_order", SET_UP, "import tensorflow as tf", *solved()[:0:-1]),
@@ -1307,7 +1796,11 @@ FAIR = (
     fair("with_an_interrupt", *with_before("q2", "raise KeyboardInterrupt"), right=ALL),
     fair("with_a_base_exception", *with_before("q2", "class Odd(BaseException): pass\nraise Odd()"), right=ALL),
     fair("with_a_syntax_error_in_a_picture", *with_before("q2", "show.bars(sizes, "), right=ALL),
-    fair("with_warnings_and_logs", *with_before("q2", """
+    fair(
+        "with_warnings_and_logs",
+        *with_before(
+            "q2",
+            """
 import logging, os, sys, warnings
 import tensorflow as tf
 warnings.warn("deprecated")
@@ -1318,28 +1811,112 @@ tf.get_logger().error("an error that is none")
 sys.stderr.write("Traceback (most recent call last)")
 os.write(2, b"E0000 00:00:00.000000 cuda_dnn.cc:8310] Unable to register cuDNN factory")
 print("prints")
-"""), right=ALL),
-    fair("with_magics", *with_before("q2", "%%time\nx = 1", "!echo LOOKED", "%pip install -q nothing-of-this-name", "%env X=1", "files = !ls", "%%bash\nls /", "%timeit -n1 -r1 1", "?print", "%no_such_magic", "%%html\n<b>x</b>"), prints="LOOKED"),
+""",
+        ),
+        right=ALL,
+    ),
+    fair(
+        "with_magics",
+        *with_before(
+            "q2",
+            "%%time\nx = 1",
+            "!echo LOOKED",
+            "%pip install -q nothing-of-this-name",
+            "%env X=1",
+            "files = !ls",
+            "%%bash\nls /",
+            "%timeit -n1 -r1 1",
+            "?print",
+            "%no_such_magic",
+            "%%html\n<b>x</b>",
+        ),
+        prints="LOOKED",
+    ),
     fair("with_an_answer_under_a_magic", *solved("q1"), {**honest("q1"), "source": "%%time\n" + plain_source("q1")}),
-    fair("without_checks", *(cell for cell in solved() if not str(cell).startswith("check(")), says="q1's check cell is gone"),
+    fair(
+        "without_checks",
+        *(cell for cell in solved() if not str(cell).startswith("check(")),
+        says="q1's check cell is gone",
+    ),
     fair("with_checks_twice", *solved(), *map(check, ALL), says="q1 is checked in several cells"),
     fair("with_checks_before_answers", SET_UP, *map(check, ALL), *map(honest, ALL)),
     fair("with_input", *with_before("q2", "name = input('your name? ')", "import getpass\ngetpass.getpass()")),
     fair("without_the_set_up", *solved()[1:], right=("q1", "q2"), says="cell 5 raised NameError"),
     fair("with_the_set_up_last", *(solved()[1:5]), SET_UP, right=("q1", "q2")),
-    fair("with_an_answer_in_two_cells", *solved("q4"), {**honest("q4"), "source": TWO_DEFINITIONS[0]}, code("def combine" + TWO_DEFINITIONS[2]), check("q4")),
-    fair("blank_first_then_answered", SET_UP, *(cell for question in ALL for cell in (blank(question), check(question))), *(code(plain_source(question)) for question in ALL)),
+    fair(
+        "with_an_answer_in_two_cells",
+        *solved("q4"),
+        {**honest("q4"), "source": TWO_DEFINITIONS[0]},
+        code("def combine" + TWO_DEFINITIONS[2]),
+        check("q4"),
+    ),
+    fair(
+        "blank_first_then_answered",
+        SET_UP,
+        *(cell for question in ALL for cell in (blank(question), check(question))),
+        *(code(plain_source(question)) for question in ALL),
+    ),
     fair("right_first_then_broken", *solved(), code("def shard_sizes(global_batch, replicas):\n    return []")),
     fair("under_another_name", *solved(), file="my final version (2).ipynb"),
-    fair("with_windows_line_ends", *({**honest(q), "source": plain_source(q).replace("\n", "\r\n")} if q else SET_UP for q in (None, *ALL))),
-    fair("with_async_cells", *with_before("q2", "import asyncio\nawait asyncio.sleep(0)", "async def f():\n    return 1\nawait f()")),
-    fair("with_a_progress_bar", *with_before("q2", "import sys, time\nfor part in range(5):\n    sys.stdout.write(f'\\r{part}')\nfrom IPython.display import clear_output, display, HTML\nclear_output()\ndisplay(HTML('<b>x</b>'))")),
-    fair("with_its_own_helper_functions", SET_UP, "def split(n, k):\n    return [n // k + (i < n % k) for i in range(k)]\nshard_sizes = split", "steps_per_epoch = lambda examples, global_batch, drop_remainder: examples // global_batch if drop_remainder else -(-examples // global_batch)", right=("q1", "q2")),
-    fair("with_a_name_that_hides_a_built_in", *with_before("q1", "sum = max = 3\nmap = {}\nany = input = None\nid = 'mine'")),
-    fair("with_the_random_state_set", *with_before("q1", "import random, numpy as np, tensorflow as tf\nrandom.seed(0)\nnp.random.seed(0)\ntf.random.set_seed(0)\nnp.set_printoptions(precision=2)\nnp.seterr(all='raise')")),
-    fair("with_another_folder", *with_before("q1", "import os, tempfile\nos.makedirs('work/deep')\nos.chdir('work/deep')\nopen('note.txt', 'w').write('x')\nos.chdir(tempfile.mkdtemp())")),
+    fair(
+        "with_windows_line_ends",
+        *({**honest(q), "source": plain_source(q).replace("\n", "\r\n")} if q else SET_UP for q in (None, *ALL)),
+    ),
+    fair(
+        "with_async_cells",
+        *with_before("q2", "import asyncio\nawait asyncio.sleep(0)", "async def f():\n    return 1\nawait f()"),
+    ),
+    fair(
+        "with_a_progress_bar",
+        *with_before(
+            "q2",
+            "import sys, time\nfor part in range(5):\n    sys.stdout.write(f'\\r{part}')\nfrom IPython.display import clear_output, display, HTML\nclear_output()\ndisplay(HTML('<b>x</b>'))",
+        ),
+    ),
+    fair(
+        "with_its_own_helper_functions",
+        SET_UP,
+        "def split(n, k):\n    return [n // k + (i < n % k) for i in range(k)]\nshard_sizes = split",
+        "steps_per_epoch = lambda examples, global_batch, drop_remainder: examples // global_batch if drop_remainder else -(-examples // global_batch)",
+        right=("q1", "q2"),
+    ),
+    fair(
+        "with_a_name_that_hides_a_built_in",
+        *with_before("q1", "sum = max = 3\nmap = {}\nany = input = None\nid = 'mine'"),
+    ),
+    fair(
+        "with_the_random_state_set",
+        *with_before(
+            "q1",
+            "import random, numpy as np, tensorflow as tf\nrandom.seed(0)\nnp.random.seed(0)\ntf.random.set_seed(0)\nnp.set_printoptions(precision=2)\nnp.seterr(all='raise')",
+        ),
+    ),
+    fair(
+        "with_another_folder",
+        *with_before(
+            "q1",
+            "import os, tempfile\nos.makedirs('work/deep')\nos.chdir('work/deep')\nopen('note.txt', 'w').write('x')\nos.chdir(tempfile.mkdtemp())",
+        ),
+    ),
     fair("with_matplotlib", *with_before("q2", "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()")),
-)  # fmt: skip
+)
 
-HONEST = tuple(Attack(f"{name}_honest", "honest", ALL, (*solved(), FIND), prints=r"LOOKED \[\]") for name in ("000", "forges", "m", "patches", "t", "zzz", "zzzz"))
-ATTACKS = (*FORGED, *PATCHED, *READING, *WRITING, *TIME, *MEMORY, *PROCESSES, *NETWORK, *OUTPUT, *ANSWERS, *BROKEN, *FAIR, *HONEST)
+HONEST = tuple(
+    Attack(f"{name}_honest", "honest", ALL, (*solved(), FIND), prints=r"LOOKED \[\]")
+    for name in ("000", "forges", "m", "patches", "t", "zzz", "zzzz")
+)
+ATTACKS = (
+    *FORGED,
+    *PATCHED,
+    *READING,
+    *WRITING,
+    *TIME,
+    *MEMORY,
+    *PROCESSES,
+    *NETWORK,
+    *OUTPUT,
+    *ANSWERS,
+    *BROKEN,
+    *FAIR,
+    *HONEST,
+)

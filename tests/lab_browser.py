@@ -17,7 +17,7 @@ from pathlib import Path
 
 from playwright.sync_api import Locator, Page, Route, sync_playwright
 
-from course_lib.grading.generate import generate
+from course_lib.staff.new_exercises import generate
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 240_000  # milliseconds for a whole notebook; a minute for anything else
@@ -52,7 +52,9 @@ def lab(course: Path, settings: Path, command: tuple[str, ...] = COMMAND) -> Ite
     (settings / "config").mkdir(parents=True)
     (settings / "config/jupyter_server_config.json").write_text('{"LabApp": {"expose_app_in_browser": true}}')
     environment = {**os.environ, **own, "PYTHONPATH": str(course)}
-    server = subprocess.Popen(command, cwd=course, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    server = subprocess.Popen(
+        command, cwd=course, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     said = []
     try:
         for line in server.stdout:
@@ -82,7 +84,9 @@ def browser_page() -> Iterator[Page]:
 
 
 def _empty_picture(route: Route) -> None:
-    route.fulfill(content_type="image/svg+xml", body='<svg xmlns="http://www.w3.org/2000/svg" width="117" height="20"/>')
+    route.fulfill(
+        content_type="image/svg+xml", body='<svg xmlns="http://www.w3.org/2000/svg" width="117" height="20"/>'
+    )
 
 
 def menu(page: Page, name: str, item: str) -> None:

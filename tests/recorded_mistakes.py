@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from course_lib.grading import bank
-from course_lib.grading.asking import ask
-from course_lib.grading.question import Question
+from course_lib.exercises import judges
+from course_lib.exercises.ask import ask
+from course_lib.exercises.question import Question
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(__file__).with_name("recorded_mistakes")
@@ -22,15 +22,20 @@ SEED = 0
 
 
 def long_questions(exercise: str) -> list[Question]:
-    return [question for question in bank.questions(exercise) if question.takes_long]
+    return [question for question in judges.questions(exercise) if question.takes_long]
 
 
 def source_digest(exercise: str) -> str:
     """Of the exercise's mistakes and probes, and what all probes share: another digest asks for another recording."""
-    module, others = bank.MODULES[exercise], tuple(name for name in bank.MODULES.values() if name != bank.MODULES[exercise])
-    folder = ROOT / "course_lib" / "grading"
-    paths = sorted([*folder.glob(f"bank/{module}*.py"), *folder.glob("probes/*.py")])
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths if not path.name.startswith(others))).hexdigest()
+    module, others = (
+        judges.MODULES[exercise],
+        tuple(name for name in judges.MODULES.values() if name != judges.MODULES[exercise]),
+    )
+    folder = ROOT / "course_lib" / "exercises"
+    paths = sorted([*folder.glob(f"judges/{module}*.py"), *folder.glob("probes/*.py")])
+    return hashlib.sha256(
+        b"\0".join(path.read_bytes() for path in paths if not path.name.startswith(others))
+    ).hexdigest()
 
 
 def read(exercise: str) -> dict:
@@ -57,7 +62,7 @@ def record(exercise: str) -> None:
 if __name__ == "__main__":
     from course_lib import devices
 
-    known = [exercise for exercise in bank.MODULES if long_questions(exercise)]
+    known = [exercise for exercise in judges.MODULES if long_questions(exercise)]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("exercise", nargs="*", help=f"all by default: {', '.join(known)}")
     chosen = parser.parse_args().exercise or known

@@ -73,7 +73,9 @@ class Setting:
         return keras.optimizers.SGD(0.1, momentum=0.9, **options)
 
     def loss_scale(self):
-        wrapper = training.AgreeingLossScale if "AgreeingLossScale" in self.remedies else keras.optimizers.LossScaleOptimizer
+        wrapper = (
+            training.AgreeingLossScale if "AgreeingLossScale" in self.remedies else keras.optimizers.LossScaleOptimizer
+        )
         return wrapper(self.optimizer())
 
     def model(self, batch_norm=False, dtype="float32"):
@@ -274,7 +276,9 @@ def looped(setting, model, optimizer, rows=ROWS, x=X, epochs=EPOCHS, step=None, 
         if setting.coordinator:
             results = one_by_one(setting, step, setting.dataset(rows, x))
         else:
-            results = [step(batch) for batch in setting.strategy.experimental_distribute_dataset(setting.dataset(rows, x))]
+            results = [
+                step(batch) for batch in setting.strategy.experimental_distribute_dataset(setting.dataset(rows, x))
+            ]
         losses.append(np.mean([float(result) for result in results]))
     return losses
 
@@ -377,7 +381,9 @@ def loop_callbacks(setting):
         model.compile(optimizer, mean_loss)
     path = setting.folder / "checkpoint.weights.h5"
     checkpoint = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
-    callbacks = keras.callbacks.CallbackList([keras.callbacks.LearningRateScheduler(halve_each_epoch), checkpoint], model=model)
+    callbacks = keras.callbacks.CallbackList(
+        [keras.callbacks.LearningRateScheduler(halve_each_epoch), checkpoint], model=model
+    )
     looped(setting, model, optimizer, each_epoch=callbacks.on_epoch_begin)
     callbacks.on_epoch_end(EPOCHS - 1, {})
     return [weights(model), reloaded(setting, path)]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from course_lib import accumulate, cluster, data, devices, models, training, wire
+from course_lib import accumulate, cluster, data, devices, models, training, tcp_bytes
 from course_lib.compare import Run, assert_equal, compare
 from course_lib.errors import CourseError
 
@@ -22,9 +22,13 @@ OPTIMIZERS = {
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "adam": lambda: keras.optimizers.Adam(1e-3),
     "clipped adamw": lambda: keras.optimizers.AdamW(1e-3, weight_decay=0.05, global_clipnorm=0.5),
-    "scheduled": lambda: keras.optimizers.SGD(keras.optimizers.schedules.PiecewiseConstantDecay([3, 6], [0.1, 0.05, 0.01])),
+    "scheduled": lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.PiecewiseConstantDecay([3, 6], [0.1, 0.05, 0.01])
+    ),
     "averaged": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5),
-    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, clipnorm=0.1), initial_scale=2.0**10),
+    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1, clipnorm=0.1), initial_scale=2.0**10
+    ),
 }
 cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 alone = tf.distribute.get_strategy()
@@ -108,7 +112,9 @@ def test_stock_fit_still_needs_exact_groups():
     """When this fails, Keras weighs examples by itself: retire `ExactGroups`."""
     model = new_model(alone, OPTIMIZERS["momentum"], kind=keras.Model)
     model.fit(batches(MICRO_BATCH), shuffle=False, verbose=0)
-    assert not compare(Run("big batch", big_batch(OPTIMIZERS["momentum"]).weights), Run.of("stock", model), **FLOAT32).equal
+    assert not compare(
+        Run("big batch", big_batch(OPTIMIZERS["momentum"]).weights), Run.of("stock", model), **FLOAT32
+    ).equal
 
 
 def test_keras_still_accumulates_on_one_device_alone(two):
@@ -263,7 +269,7 @@ def on_two_workers(task, micro_batch, k):
         for _ in range(2):  # the first round makes the connections
             for _ in range(10 * k):
                 step(batch)
-            counts.append(sum(wire.sent_bytes(task.addresses).values()))
+            counts.append(sum(tcp_bytes.sent_bytes(task.addresses).values()))
         return counts[1] - counts[0]
 
     return runs, {size: sent_bytes(size) for size in (1, k)}
@@ -271,7 +277,9 @@ def on_two_workers(task, micro_batch, k):
 
 def test_two_workers_equal_the_big_batch_and_send_a_quarter():
     # The workers run this file, so that they share its models and steps.
-    results = cluster.run(cluster.Job(f"{__file__}:on_two_workers", arguments={"micro_batch": MICRO_BATCH, "k": K}), show=None).results
+    results = cluster.run(
+        cluster.Job(f"{__file__}:on_two_workers", arguments={"micro_batch": MICRO_BATCH, "k": K}), show=None
+    ).results
     for runs, sent in results.values():
         for name, run in runs.items():
             expected = big_batch(OPTIMIZERS[name.split(", ")[1]])
@@ -306,7 +314,9 @@ def test_two_outputs_in_fit():
     def run(size, optimizer, kind):
         inputs = keras.Input((8, 8, 1))
         x = keras.layers.Flatten()(inputs)
-        heads = [keras.layers.Dense(10, kernel_initializer=keras.initializers.GlorotUniform(seed=seed))(x) for seed in (1, 2)]
+        heads = [
+            keras.layers.Dense(10, kernel_initializer=keras.initializers.GlorotUniform(seed=seed))(x) for seed in (1, 2)
+        ]
         model = kind(inputs, heads)
         model.compile(optimizer, [cross_entropy, cross_entropy])
         model.fit(batches(size).map(lambda x, y: (x, (y, y))), shuffle=False, verbose=0)
@@ -356,13 +366,17 @@ def test_refusals(two):
     assert accumulate.micro_batch_size(96, 3, 4) == 8
     with two.scope():
         model, unbuilt = models.mlp((8, 8, 1), classes=10), accumulate.Accumulating(sgd(), 2)
-    step = lambda: two.run(lambda: unbuilt.apply([tf.zeros(v.shape) for v in model.trainable_variables], model.trainable_variables))
+    step = lambda: two.run(
+        lambda: unbuilt.apply([tf.zeros(v.shape) for v in model.trainable_variables], model.trainable_variables)
+    )
     assert "call optimizer.build(model.trainable_variables)" in refused(step)
     built = new_model(alone, sgd).optimizer
     assert "3 gradients for 4 variables (none for logits/bias)" in refused(lambda: built.apply([1.0, 1.0, 1.0, None]))
     float8 = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
     float8.quantize("float8")
-    assert "accumulate in another precision" in refused(lambda: accumulate.Accumulating("sgd", 2).build(float8.trainable_variables))
+    assert "accumulate in another precision" in refused(
+        lambda: accumulate.Accumulating("sgd", 2).build(float8.trainable_variables)
+    )
     plain = Model(model.inputs, model.outputs)
     plain.compile("sgd", cross_entropy)
     assert "ExactGroups is for accumulate.Accumulating" in refused(lambda: plain.fit(batches(GROUP), verbose=0))

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
 
-from course_lib.book import building, pages, reference
+from course_lib.staff.site import build_site, source_pages, reference
 from course_lib.errors import CourseError
 
 CHECKOUT = Path(__file__).parents[1]
@@ -30,7 +30,7 @@ def lacks(*modules: str) -> str:
     return ", ".join(name for name in modules if importlib.util.find_spec(name) is None)
 
 
-NO_BOOK = lacks(*building.NEEDED)
+NO_BOOK = lacks(*build_site.NEEDED)
 NO_BROWSER = lacks("playwright", "axe_playwright_python") or ("" if CHROMIUM else "chromium")
 needs_book = pytest.mark.skipif(bool(NO_BOOK) and not CI, reason=f"the extra book is not installed: no {NO_BOOK}")
 needs_browser = pytest.mark.skipif(bool(NO_BROWSER) and not CI, reason=f"the browser's tests need {NO_BROWSER}")
@@ -72,10 +72,10 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="session")
-def book(tmp_path_factory) -> building.Book:
+def book(tmp_path_factory) -> build_site.Book:
     if NO_BOOK:
         pytest.fail(f"the extra book is not installed: no {NO_BOOK}")
-    return building.build(CHECKOUT, tmp_path_factory.mktemp("book") / "site")
+    return build_site.build(CHECKOUT, tmp_path_factory.mktemp("book") / "site")
 
 
 @pytest.fixture(scope="session")
@@ -113,9 +113,15 @@ def test_links_and_anchors_inside_the_site_lead_somewhere(site, book):
 
 @needs_book
 def test_nothing_is_loaded_from_another_machine(site, book):
-    remote = [f"{path}: {source}" for path, page in site.items() for source in page.loads if re.match(r"(\w+:)?//", source)]
+    remote = [
+        f"{path}: {source}" for path, page in site.items() for source in page.loads if re.match(r"(\w+:)?//", source)
+    ]
     assert remote == []
-    styles = [path for path in book.page.parent.rglob("*.css") if re.search(r"(@import|url\()\s*[\"']?(https?:)?//", path.read_text())]
+    styles = [
+        path
+        for path in book.page.parent.rglob("*.css")
+        if re.search(r"(@import|url\()\s*[\"']?(https?:)?//", path.read_text())
+    ]
     assert styles == []
 
 
@@ -170,9 +176,11 @@ def test_a_view_is_a_picture_and_a_table(site):
 
 @needs_book
 def test_broken_links_and_a_skipped_heading_stop_the_build(tmp_path):
-    copy = _small_checkout(tmp_path / "course", "See [that](#No-such-heading) and [this](02_gone.ipynb).\n\n### Too deep")
+    copy = _small_checkout(
+        tmp_path / "course", "See [that](#No-such-heading) and [this](02_gone.ipynb).\n\n### Too deep"
+    )
     with pytest.raises(CourseError) as raised:
-        building.build(copy, tmp_path / "site")
+        build_site.build(copy, tmp_path / "site")
     assert all(part in str(raised.value) for part in ("No-such-heading", "02_gone", "H1 to H3"))
     assert not (tmp_path / "site").exists()
 
@@ -181,7 +189,7 @@ def test_broken_links_and_a_skipped_heading_stop_the_build(tmp_path):
 def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(CourseError, match="holds no book"):
-        building.build(CHECKOUT, tmp_path)
+        build_site.build(CHECKOUT, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
@@ -204,7 +212,7 @@ def _small_checkout(folder: Path, markdown: str) -> Path:
 def test_badges_and_links_to_code_become_links_that_a_page_can_have():
     source = "[![Open in Colab](https://colab.example/badge.svg)](https://x/y) and [`a`](../course_lib/tpu/chips.py)"
     cells = [{"cell_type": "markdown", "metadata": {}, "source": source}]
-    page = pages.notebook_page({"cells": cells}, Path("a.ipynb"))
+    page = source_pages.notebook_page({"cells": cells}, Path("a.ipynb"))
     assert page["cells"][0]["source"] == "[Open in Colab](https://x/y) and [`a`](../reference/course_lib.tpu.chips.rst)"
 
 
@@ -212,23 +220,39 @@ def test_a_picture_without_alt_text_is_refused():
     output = {"output_type": "display_data", "data": {"image/png": ""}, "metadata": {}}
     cells = [{"cell_type": "code", "metadata": {}, "source": "", "outputs": [output]}]
     with pytest.raises(CourseError, match="a.ipynb, cell 1"):
-        pages.notebook_page({"cells": cells}, Path("a.ipynb"))
+        source_pages.notebook_page({"cells": cells}, Path("a.ipynb"))
 
 
 def test_a_table_without_column_headers_gets_row_headers():
-    assert pages.with_headers("<table><tr><td>a</td><td>1</td></tr></table>") == (
+    assert source_pages.with_headers("<table><tr><td>a</td><td>1</td></tr></table>") == (
         '<table><tr><th scope="row">a</th><td>1</td></tr></table>'
     )
-    assert pages.with_headers("<table><tr><th></th><th>b</th></tr><tr><td>a</td><td>1</td></tr></table>") == (
+    assert source_pages.with_headers("<table><tr><th></th><th>b</th></tr><tr><td>a</td><td>1</td></tr></table>") == (
         '<table><tr><td></td><th scope="col">b</th></tr><tr><th scope="row">a</th><td>1</td></tr></table>'
     )
-    assert pages.with_headers('<table><tr><th scope="col"></th></tr></table>') == "<table><tr><td></td></tr></table>"
+    assert (
+        source_pages.with_headers('<table><tr><th scope="col"></th></tr></table>')
+        == "<table><tr><td></td></tr></table>"
+    )
 
 
 def test_what_needs_a_kernel_or_a_program_is_left_out():
-    data = {"text/html": "<p>still</p>", "application/vnd.jupyter.widget-view+json": {}, "application/vnd.course.verdict+json": {}}
-    cells = [{"cell_type": "code", "metadata": {}, "source": "", "outputs": [{"output_type": "display_data", "data": data, "metadata": {}}]}]
-    assert pages.notebook_page({"cells": cells}, Path("a.ipynb"))["cells"][0]["outputs"][0]["data"] == {"text/html": "<p>still</p>"}
+    data = {
+        "text/html": "<p>still</p>",
+        "application/vnd.jupyter.widget-view+json": {},
+        "application/vnd.course.verdict+json": {},
+    }
+    cells = [
+        {
+            "cell_type": "code",
+            "metadata": {},
+            "source": "",
+            "outputs": [{"output_type": "display_data", "data": data, "metadata": {}}],
+        }
+    ]
+    assert source_pages.notebook_page({"cells": cells}, Path("a.ipynb"))["cells"][0]["outputs"][0]["data"] == {
+        "text/html": "<p>still</p>"
+    }
 
 
 def test_the_reference_reads_signatures_and_keeps_tables_as_typed(tmp_path):
@@ -314,7 +338,11 @@ def axe_findings(page) -> list[str]:
     from axe_playwright_python.sync_playwright import Axe
 
     # A page in a file may read no style sheet as text, which is what axe would preload.
-    options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"], "resultTypes": ["violations"], "preload": False}
+    options = {
+        "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"],
+        "resultTypes": ["violations"],
+        "preload": False,
+    }
     violations = Axe().run(page, options=options).response["violations"]
     return [f"{violation['id']}: {node['html'][:200]}" for violation in violations for node in violation["nodes"]]
 
@@ -368,7 +396,9 @@ def test_dark_follows_the_system_and_the_button_and_stays(book, tab):
     light.locator(".theme-change-button[data-mode=dark]").first.click()
     light.wait_for_function("document.documentElement.dataset.theme == 'dark'")
     assert lightness(light) < 60
-    light.mouse.move(0, 0)  # half a second over the button the theme's tooltip appears, which axe finds outside of all landmarks
+    light.mouse.move(
+        0, 0
+    )  # half a second over the button the theme's tooltip appears, which axe finds outside of all landmarks
     light.reload()
     assert light.evaluate("document.documentElement.dataset.theme") == "dark" and lightness(light) < 60
     assert axe_findings(light) + light.wrong + dark.wrong == []

@@ -15,11 +15,11 @@ import pytest
 from unprivileged import as_nobody, give_to_nobody
 
 from course_lib import cli
-from course_lib.certificate import keys, record, rerun, sheet
-from course_lib.certificate.record import Record, Refused
-from course_lib.grade.results import Result
-from course_lib.grading import bank, journal
-from course_lib.grading.verdict import Verdict
+from course_lib.staff.certificate import keys, record, rerun, certificate_page
+from course_lib.staff.certificate.record import Record, Refused
+from course_lib.staff.grade.results import Result
+from course_lib.exercises import judges, journal
+from course_lib.exercises.verdict import Verdict
 
 pytest.importorskip("cryptography")
 
@@ -39,14 +39,14 @@ def finish(folder: Path, *exercises: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for exercise in exercises:
         shutil.copy(ROOT / "solutions" / f"{exercise}.ipynb", folder)
-        for question in bank.questions(exercise):
+        for question in judges.questions(exercise):
             journal.record(folder / journal.FILE, exercise, Verdict(question.name, "t", True, 1, 1), seed=0)
     return folder
 
 
 @pytest.fixture(scope="module")
 def learner(tmp_path_factory) -> Path:
-    return finish(tmp_path_factory.mktemp("learner"), *bank.MODULES)
+    return finish(tmp_path_factory.mktemp("learner"), *judges.MODULES)
 
 
 @pytest.fixture
@@ -67,9 +67,12 @@ def pretend_rerun(monkeypatch, wrong: str | None = None, review: tuple[str, ...]
 
     def results(made, jobs, enclosed):
         rerun.require_whole(made)
-        for exercise in bank.MODULES:
+        for exercise in judges.MODULES:
             right = exercise != wrong
-            verdicts = tuple(Verdict(one.name, one.title, right, one.points * right, one.points) for one in bank.questions(exercise))
+            verdicts = tuple(
+                Verdict(one.name, one.title, right, one.points * right, one.points)
+                for one in judges.questions(exercise)
+            )
             yield Result(made.name, exercise, f"{exercise}.ipynb", "", verdicts=verdicts, review=review)
 
     monkeypatch.setattr(rerun, "results", results)
@@ -100,7 +103,7 @@ def refusal(capsys, path: Path, *more: object) -> str:
 
 
 def test_what_is_open_is_one_line_and_exit_code_1(tmp_path, capsys):
-    folder, out = finish(tmp_path / "e", *list(bank.MODULES)[1:]), tmp_path / "c.html"
+    folder, out = finish(tmp_path / "e", *list(judges.MODULES)[1:]), tmp_path / "c.html"
     code, said, err = call(capsys, "certificate", "--name", TRUE_NAME, "--folder", folder, "--out", out)
     assert (code, said) == (1, "") and not out.exists()
     assert err == "course certificate: 60 of 64 points; open: 00_start_here (q1, q2, q3, q4)\n"
@@ -113,7 +116,7 @@ def test_a_name_is_one_printable_line(learner, tmp_path, capsys, name):
 
 
 def test_a_missing_notebook_is_one_line(tmp_path, capsys):
-    folder = finish(tmp_path / "e", *bank.MODULES)
+    folder = finish(tmp_path / "e", *judges.MODULES)
     (folder / "05_tpu.ipynb").unlink()
     code, _, err = call(capsys, "certificate", "--name", TRUE_NAME, "--folder", folder, "--out", tmp_path / "c.html")
     assert code == 2 and "there is no file" in err and err.count("\n") == 1
@@ -121,9 +124,11 @@ def test_a_missing_notebook_is_one_line(tmp_path, capsys):
 
 def test_a_claim_says_that_it_is_one_and_names_all(claim):
     text = claim.read_text()
-    assert "learner&#x27;s own claim. Nobody has confirmed it" in text and all(exercise in text for exercise in bank.MODULES)
+    assert "learner&#x27;s own claim. Nobody has confirmed it" in text and all(
+        exercise in text for exercise in judges.MODULES
+    )
     assert f"<h1>{TRUE_NAME}</h1>" in text and "64 of 64" in text
-    made = sheet.opened(claim.read_bytes())
+    made = certificate_page.opened(claim.read_bytes())
     assert made.key is None and made.record.digest in text
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", one.right_since) for one in made.record.exercises)
 
@@ -136,8 +141,8 @@ def test_a_page_is_self_contained_light_dark_and_printable(claim, signed):
 
 
 def test_the_certificate_holds_every_code_cell_and_no_output(claim, learner):
-    answers = record.unpack(sheet.opened(claim.read_bytes()).record.answers)
-    for exercise in bank.MODULES:
+    answers = record.unpack(certificate_page.opened(claim.read_bytes()).record.answers)
+    for exercise in judges.MODULES:
         cells = json.loads((learner / f"{exercise}.ipynb").read_text())["cells"]
         code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
         assert [cell["source"] for cell in answers[exercise]] == code
@@ -153,7 +158,7 @@ def test_html_in_a_name_is_text(learner, tmp_path, capsys, monkeypatch, key, nam
     for path in (out, made):
         assert "<script" not in path.read_text() and "<b>" not in path.read_text()
         assert f"<h1>{html.escape(name)}</h1>" in path.read_text()
-        assert sheet.opened(path.read_bytes()).record.name == name
+        assert certificate_page.opened(path.read_bytes()).record.name == name
 
 
 # Keys.
@@ -169,7 +174,9 @@ def test_a_key_is_its_owners_alone_and_is_never_overwritten(key, capsys):
 def test_two_keys_differ_and_none_ships_with_the_course(key, tmp_path, capsys):
     call(capsys, "verify", "--new-key", tmp_path / "other.key")
     assert (tmp_path / "other.key").read_bytes() != key.read_bytes()
-    tracked = subprocess.run(["git", "grep", "-lE", "BEGIN (PRIVATE|PUBLIC) " + "KEY"], cwd=ROOT, capture_output=True, text=True)
+    tracked = subprocess.run(
+        ["git", "grep", "-lE", "BEGIN (PRIVATE|PUBLIC) " + "KEY"], cwd=ROOT, capture_output=True, text=True
+    )
     assert tracked.stdout == ""
 
 
@@ -203,8 +210,11 @@ def test_a_signed_page_is_accepted_with_either_half(signed, key, capsys):
 
 
 def test_a_signed_page_holds_no_answers(signed, claim):
-    assert sheet.opened(signed.read_bytes()).record.answers == ""
-    assert sheet.opened(signed.read_bytes()).record.digest == sheet.opened(claim.read_bytes()).record.digest
+    assert certificate_page.opened(signed.read_bytes()).record.answers == ""
+    assert (
+        certificate_page.opened(signed.read_bytes()).record.digest
+        == certificate_page.opened(claim.read_bytes()).record.digest
+    )
     assert "does not show who wrote the answers" in html.unescape(signed.read_text())
 
 
@@ -213,7 +223,7 @@ CHANGES = {
     "heading": (f"<h1>{TRUE_NAME}", "<h1>Bob Lovelace"),
     "points": ("4 of 4", "5 of 5"),
     "recorded points": ("&quot;points&quot;:4", "&quot;points&quot;:5"),
-    "digest": ('&quot;digest&quot;:&quot;', '&quot;digest&quot;:&quot;0'),
+    "digest": ("&quot;digest&quot;:&quot;", "&quot;digest&quot;:&quot;0"),
     "meaning": ("What this page proves", "What this page says"),
     "one blank": ("</main>", "</main> "),
 }
@@ -231,11 +241,11 @@ def test_a_changed_claim_is_refused(claim, capsys, what):
 
 def test_a_page_that_only_says_it_is_signed_is_refused(claim, key, capsys):
     """A learner who writes the page of a confirmed certificate, and a signature of their own making."""
-    made = dataclasses.replace(sheet.opened(claim.read_bytes()).record, answers="")
+    made = dataclasses.replace(certificate_page.opened(claim.read_bytes()).record, answers="")
     id_of = keys.id_of(keys.read_public(key))
-    body = sheet.confirmed_body(made, id_of, "2026-01-01")
+    body = certificate_page.confirmed_body(made, id_of, "2026-01-01")
     for signature in ("AAAA", "A" * 86 + "==", "===="):
-        claim.write_bytes(sheet.signed_page(body, id_of, signature))
+        claim.write_bytes(certificate_page.signed_page(body, id_of, signature))
         assert "changed after it was signed, or this key never signed it" in refusal(capsys, claim, "--key", key)
 
 
@@ -243,7 +253,10 @@ def test_another_classs_key_is_refused(signed, tmp_path, capsys):
     call(capsys, "verify", "--new-key", tmp_path / "other.key")
     assert "signed with another class's key" in refusal(capsys, signed, "--key", tmp_path / "other.key")
     # and also where the page is made to name that key
-    mine, other = re.search(r"<!-- course signature (\w+) ", signed.read_text())[1], keys.id_of(keys.read_public(tmp_path / "other.key"))
+    mine, other = (
+        re.search(r"<!-- course signature (\w+) ", signed.read_text())[1],
+        keys.id_of(keys.read_public(tmp_path / "other.key")),
+    )
     assert "was changed" in refusal(capsys, changed(signed, mine, other), "--key", tmp_path / "other.key")
 
 
@@ -255,7 +268,18 @@ def test_a_cut_page_is_refused(signed, claim, key, capsys, part):
         refusal(capsys, path, "--key", key)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"<html></html>\n", b"\xff" * 99, b"{}", b"x" * 5_000_001, b'<pre id="record" tabindex="0">{}</pre>\n'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n",
+        b"<html></html>\n",
+        b"\xff" * 99,
+        b"{}",
+        b"x" * 5_000_001,
+        b'<pre id="record" tabindex="0">{}</pre>\n',
+    ],
+)
 def test_what_is_no_certificate_is_refused(tmp_path, capsys, content):
     (tmp_path / "x.html").write_bytes(content)
     refusal(capsys, tmp_path / "x.html")
@@ -263,7 +287,7 @@ def test_what_is_no_certificate_is_refused(tmp_path, capsys, content):
 
 def resealed(made: Record) -> bytes:
     """What a learner who reads this library can always write: digests say nothing about who made them."""
-    return sheet.claim_page(made)
+    return certificate_page.claim_page(made)
 
 
 def test_a_file_that_is_not_there_is_a_mistake_in_the_call(tmp_path, capsys):
@@ -275,14 +299,16 @@ def test_a_file_that_is_not_there_is_a_mistake_in_the_call(tmp_path, capsys):
 
 
 def test_digests_that_were_made_to_fit_save_no_false_claim(claim, capsys):
-    made = sheet.opened(claim.read_bytes()).record
+    made = certificate_page.opened(claim.read_bytes()).record
     first, *others = made.exercises
     answers = record.unpack(made.answers)
     swapped = record.pack({**answers, first.exercise: []})
     bomb = record.pack({"x": [{"source": " " * 2 * record.ANSWERS_BYTES, "tags": []}]})
     cases = {
         "claims 3 of 4 points": dataclasses.replace(made, exercises=(dataclasses.replace(first, points=3), *others)),
-        "claims 9 of 9 points": dataclasses.replace(made, exercises=(dataclasses.replace(first, points=9, of=9), *others)),
+        "claims 9 of 9 points": dataclasses.replace(
+            made, exercises=(dataclasses.replace(first, points=9, of=9), *others)
+        ),
         "is not about this course's 12 exercises": dataclasses.replace(made, exercises=tuple(others)),
         "are not those that the certificate names": dataclasses.replace(made, answers=swapped),
         "its answers cannot be read": dataclasses.replace(made, answers=bomb),
@@ -292,7 +318,7 @@ def test_digests_that_were_made_to_fit_save_no_false_claim(claim, capsys):
         claim.write_bytes(resealed(false))
         if os.geteuid() == 0:
             with pytest.raises(Refused, match=says):
-                rerun.require_whole(sheet.opened(claim.read_bytes()).record)
+                rerun.require_whole(certificate_page.opened(claim.read_bytes()).record)
         else:
             assert says in refusal(capsys, claim)
 
@@ -300,7 +326,10 @@ def test_digests_that_were_made_to_fit_save_no_false_claim(claim, capsys):
 def test_a_wrong_answer_is_refused_and_nothing_is_signed(claim, key, tmp_path, capsys, monkeypatch):
     pretend_rerun(monkeypatch, wrong="07_tensor_parallelism_and_sharding")
     said = refusal(capsys, claim, "--key", key, "--sign", tmp_path / "s.html")
-    assert "07_tensor_parallelism_and_sharding, run again: q1 is not right yet" in said and not (tmp_path / "s.html").exists()
+    assert (
+        "07_tensor_parallelism_and_sharding, run again: q1 is not right yet" in said
+        and not (tmp_path / "s.html").exists()
+    )
 
 
 def test_what_an_examiner_should_look_at_is_told(claim, capsys, monkeypatch):
@@ -309,7 +338,7 @@ def test_what_an_examiner_should_look_at_is_told(claim, capsys, monkeypatch):
     assert code == 0 and "look at 00_start_here: q1, q2: the code is the published solution's\n" in out
 
 
-WHOLE = "import sys; from course_lib.grading import bank; [bank.MODULES.pop(name) for name in [*bank.MODULES][1:]]; "
+WHOLE = "import sys; from course_lib.exercises import bank; [bank.MODULES.pop(name) for name in [*bank.MODULES][1:]]; "
 WHOLE += "from course_lib import cli; sys.exit(cli.main())"
 needs_sandbox = pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed, see README")
 
@@ -319,15 +348,24 @@ needs_sandbox = pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap
 def test_real_answers_run_again_are_accepted_and_signed_and_wrong_ones_are_not(tmp_path):
     """A course of one exercise, from the learner's folder to the signed page, as an ordinary user."""
     pytest.importorskip("tensorflow")
-    first = next(iter(bank.MODULES))
+    first = next(iter(judges.MODULES))
     finish(tmp_path / "right", first)
     finish(tmp_path / "wrong", first)
-    changed(tmp_path / "wrong" / f"{first}.ipynb", "divmod(global_batch, replicas)", "divmod(global_batch + 1, replicas)")
+    changed(
+        tmp_path / "wrong" / f"{first}.ipynb", "divmod(global_batch, replicas)", "divmod(global_batch + 1, replicas)"
+    )
     give_to_nobody(tmp_path)
 
     def course(*arguments: str) -> subprocess.CompletedProcess:
         command = as_nobody([sys.executable, "-c", WHOLE, *arguments], tmp_path, ROOT)
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        return subprocess.run(
+            command,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
 
     assert course("verify", "--new-key", "class.key").returncode == 0
     codes, said = {}, {}
@@ -336,5 +374,8 @@ def test_real_answers_run_again_are_accepted_and_signed_and_wrong_ones_are_not(t
         done = course("verify", f"{folder}.html", "--key", "class.key", "--sign", f"{folder}-signed.html")
         codes[folder], said[folder] = done.returncode, done.stdout + done.stderr
     assert codes == {"right": 0, "wrong": 1}, said
-    assert "00_start_here, run again: q1 is not right yet" in said["wrong"] and not (tmp_path / "wrong-signed.html").exists()
+    assert (
+        "00_start_here, run again: q1 is not right yet" in said["wrong"]
+        and not (tmp_path / "wrong-signed.html").exists()
+    )
     assert course("verify", "right-signed.html", "--key", "class.key.pub").stdout.startswith("accepted: ")

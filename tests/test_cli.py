@@ -11,10 +11,25 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from course_lib import cli, devices, doctor, notebooks
+from course_lib import cli, devices, doctor
+from course_lib.staff import store_outputs
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("doctor", "lab", "check", "progress", "new-exercises", "run-notebooks", "badges", "colab", "compile", "grade", "certificate", "verify", "book")
+COMMANDS = (
+    "doctor",
+    "lab",
+    "check",
+    "progress",
+    "new-exercises",
+    "run-notebooks",
+    "badges",
+    "colab",
+    "compile",
+    "grade",
+    "certificate",
+    "verify",
+    "book",
+)
 
 
 def course(*arguments: str) -> subprocess.CompletedProcess:
@@ -181,13 +196,13 @@ def test_check_refuses_what_is_no_notebook(capsys, tmp_path, content, complaint)
 
 
 def test_check_exits_with_0_only_when_all_is_right(capsys, monkeypatch):
-    from course_lib.grading import terminal
-    from course_lib.grading.verdict import Verdict
+    from course_lib.exercises import run_notebook
+    from course_lib.exercises.verdict import Verdict
 
     right = Verdict("q1", "One", True, 1, 1)
     wrong = Verdict("q2", "Two", False, 0, 2, problem="is blank")
     for verdicts, expected in (([right], 0), ([right, wrong], 1)):
-        monkeypatch.setattr(terminal, "check_notebook", lambda path: verdicts)
+        monkeypatch.setattr(run_notebook, "check_notebook", lambda path: verdicts)
         code, out, _ = call(capsys, "check", "x.ipynb")
         assert code == expected and all(verdict.message in out for verdict in verdicts)
         assert f"1 of {sum(verdict.of for verdict in verdicts)} points" in out
@@ -225,13 +240,13 @@ def test_a_notebook_is_run_in_its_folder_and_stored_clean(capsys, tmp_path):
     assert stored.cells[2].outputs[0].data["text/plain"] == repr(tmp_path.name)
     assert stored.cells[3].outputs[0].traceback == ["ZeroDivisionError: division by zero"]
     assert stored.cells[3].metadata == {"tags": ["raises-exception"]} and stored.cells[1].metadata == {}
-    assert stored.metadata == notebooks.METADATA
+    assert stored.metadata == store_outputs.METADATA
     assert not list(tmp_path.glob("*.new"))
 
 
 def test_peak_memory_is_the_kernels(tmp_path):
     path = notebook(tmp_path / "x.ipynb", "held = bytearray(500 * 2**20)")
-    assert notebooks.execute(path, store=False).peak_bytes > 500 * 2**20
+    assert store_outputs.execute(path, store=False).peak_bytes > 500 * 2**20
 
 
 @pytest.mark.parametrize(

@@ -26,14 +26,16 @@ from chaos_cluster import ours
 from conftest import HAS_TENSORFLOW
 
 from course_lib import cluster
-from course_lib.cluster import launch, local, outcome, processes, supervisor, watch
-from course_lib.cluster.program import Program
+from course_lib.cluster import start_supervisor, local, outcome, processes, supervisor, supervisor_events
+from course_lib.cluster.worker_program import Program
 from course_lib.errors import CourseError
 
 ENOUGH_SECONDS = 60  # a bound on waits that end by events; nothing asserts a time
 needs_tensorflow = pytest.mark.skipif(not HAS_TENSORFLOW, reason="needs TensorFlow")
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="rests on Linux' process control")
-both_ways = pytest.mark.parametrize("forks", [False, pytest.param(True, marks=needs_linux)], ids=["python", "fork"], indirect=True)
+both_ways = pytest.mark.parametrize(
+    "forks", [False, pytest.param(True, marks=needs_linux)], ids=["python", "fork"], indirect=True
+)
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +50,8 @@ def root(tmp_path, monkeypatch):
 @pytest.fixture
 def forks(request, monkeypatch):
     """Tasks as Pythons of their own, or as forks; of a server that imports nothing, as these programs need nothing."""
-    monkeypatch.setattr(launch, "can_fork", lambda job: request.param)
-    monkeypatch.setattr(launch, "modules", lambda job: ())
+    monkeypatch.setattr(start_supervisor, "can_fork", lambda job: request.param)
+    monkeypatch.setattr(start_supervisor, "modules", lambda job: ())
 
 
 def job(program, workers=2, seconds=ENOUGH_SECONDS, task_seconds=None, **fields) -> cluster.Job:
@@ -137,7 +139,11 @@ def test_reports_lines_and_exits_are_events(forks):
     shown = []
     with start(program, show=shown.append) as running:
         report = running.wait_report("worker 1", step=3)
-        assert (report.task, report.attempt, report.values) == ("worker 1", 0, {"step": 3, "loss": 0.25, "phase": "train"})
+        assert (report.task, report.attempt, report.values) == (
+            "worker 1",
+            0,
+            {"step": 3, "loss": 0.25, "phase": "train"},
+        )
         assert running.wait_report("worker 1", phase="train").values["step"] == 0
         assert running.wait_line("worker 0", "ready") == "ready worker 0"
         done = running.outcome()
@@ -194,7 +200,10 @@ def test_a_wait_raises_when_what_it_waits_for_can_no_longer_come(restarts):
         (task.folder / "never").exists()
         __import__("threading").Event().wait()
 
-    with start(program) as running, pytest.raises(CourseError, match="worker 1 cannot report step=2: its program has returned"):
+    with (
+        start(program) as running,
+        pytest.raises(CourseError, match="worker 1 cannot report step=2: its program has returned"),
+    ):
         running.wait_report("worker 1", step=2)
     with start(program) as running:
         running.kill("worker 1")
@@ -215,7 +224,9 @@ def test_a_wait_outlives_the_attempt_that_a_restart_will_repeat():
     with start(program, workers=1, restarts=1) as running:
         assert running.wait_report("worker 0", step=1).attempt == 1
         assert [running.wait_exit("worker 0").failed for _ in range(2)] == [True, False]
-        with pytest.raises(CourseError, match="all programs returned, and worker 0 end once more did not happen|cannot end once more"):
+        with pytest.raises(
+            CourseError, match="all programs returned, and worker 0 end once more did not happen|cannot end once more"
+        ):
             running.wait_exit("worker 0")
 
 
@@ -245,11 +256,14 @@ def test_a_chief_coordinates_and_its_result_is_the_only_one():
 
 
 def test_the_environment_is_the_jobs_and_not_a_foreign_clusters(monkeypatch):
-    program = Program("program", text=textwrap.dedent("""
+    program = Program(
+        "program",
+        text=textwrap.dedent("""
         def program(task):
             import json, os, sys
             return json.loads(os.environ["TF_CONFIG"])["task"], os.environ["HELLO"], sys.flags.hash_randomization
-    """))
+    """),
+    )
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["elsewhere:1"]}}')
     done = run(program, environment={"HELLO": "there", "PYTHONHASHSEED": "0"})
     # A hash seed counts before Python starts.
@@ -263,7 +277,9 @@ def test_the_environment_is_the_jobs_and_not_a_foreign_clusters(monkeypatch):
     assert run(other, framework="jax").results["worker 1"] == (None, "1", "jax")
 
 
-@pytest.mark.parametrize("here, gpus, seen", [(None, 0, ["", ""]), (None, 2, ["0,1", "2,3"]), ("5,7", 1, ["5", "7"]), ("5,7", 0, ["", ""])])
+@pytest.mark.parametrize(
+    "here, gpus, seen", [(None, 0, ["", ""]), (None, 2, ["0,1", "2,3"]), ("5,7", 1, ["5", "7"]), ("5,7", 0, ["", ""])]
+)
 def test_a_task_sees_its_own_gpus_alone(monkeypatch, here, gpus, seen):
     def program(task):
         import os
@@ -323,7 +339,9 @@ def test_a_task_lost_from_outside_is_the_cause_of_its_peers_errors(forks):
 
     with pytest.raises(cluster.RunFailed) as error:
         run(program)
-    assert one_line(error).startswith("worker 1 was ended by SIGKILL from outside; when memory runs out, the system does that")
+    assert one_line(error).startswith(
+        "worker 1 was ended by SIGKILL from outside; when memory runs out, the system does that"
+    )
 
 
 @both_ways
@@ -352,7 +370,9 @@ def test_a_crash_is_named_with_its_last_line(forks):
 
     with pytest.raises(cluster.RunFailed) as error:
         run(program, workers=1)
-    assert one_line(error).startswith("worker 0 ended with signal 11 (Segmentation fault) before its program returned; its last line:")
+    assert one_line(error).startswith(
+        "worker 0 ended with signal 11 (Segmentation fault) before its program returned; its last line:"
+    )
 
 
 @both_ways
@@ -398,7 +418,9 @@ def test_a_task_that_takes_too_long_is_named():
             __import__("threading").Event().wait()
         return 1
 
-    with pytest.raises(cluster.RunFailed, match=r"^worker 1 did not finish within its 1 s; last reports: worker 0 nothing"):
+    with pytest.raises(
+        cluster.RunFailed, match=r"^worker 1 did not finish within its 1 s; last reports: worker 0 nothing"
+    ):
         run(program, task_seconds=1.0)
 
 
@@ -468,7 +490,9 @@ def test_a_job_that_cannot_work_is_refused_in_one_line(fields, message):
     assert message in one_line(error)
 
 
-@pytest.mark.parametrize("fields", [{"cpus": 0}, {"memory_gib": 0}, {"limit_seconds": -1.0}, {"task_seconds": 0}, {"gpus": -1}])
+@pytest.mark.parametrize(
+    "fields", [{"cpus": 0}, {"memory_gib": 0}, {"limit_seconds": -1.0}, {"task_seconds": 0}, {"gpus": -1}]
+)
 def test_resources_are_above_zero(fields):
     with pytest.raises(CourseError, match=next(iter(fields))):
         cluster.Resources(**fields)
@@ -668,7 +692,11 @@ def test_a_loss_restarts_the_whole_job(forks):
 
 @pytest.mark.parametrize(
     "lost, repeated",
-    [("worker 1", ["worker 1"]), ("evaluator 0", ["evaluator 0"]), ("ps 0", ["chief 0", "worker 0", "worker 1", "ps 0", "evaluator 0"])],
+    [
+        ("worker 1", ["worker 1"]),
+        ("evaluator 0", ["evaluator 0"]),
+        ("ps 0", ["chief 0", "worker 0", "worker 1", "ps 0", "evaluator 0"]),
+    ],
 )
 def test_who_is_started_again_after_whom(lost, repeated):
     """The parameter servers are TensorFlow's; killed before they have imported it, they need not run."""
@@ -678,7 +706,9 @@ def test_who_is_started_again_after_whom(lost, repeated):
         running.kill(lost)
         assert running.wait_exit(lost).asked
         with running._watch.changed:  # no public call waits for a restart that nobody asked for
-            assert running._watch.changed.wait_for(lambda: {t for t in before if running.pids[t] != before[t]} >= set(repeated), 60)
+            assert running._watch.changed.wait_for(
+                lambda: {t for t in before if running.pids[t] != before[t]} >= set(repeated), 60
+            )
         assert [task for task in described.tasks if running.pids[task] != before[task]] == repeated
 
 
@@ -711,7 +741,9 @@ def test_one_killed_and_the_other_returned_ends_the_run():
         running.kill("worker 1")
         running.wait_exit("worker 1")
         Path(folder, "go").touch()
-        with pytest.raises(cluster.RunFailed, match="^worker 1 was killed, and no task is left to wait for; last reports"):
+        with pytest.raises(
+            cluster.RunFailed, match="^worker 1 was killed, and no task is left to wait for; last reports"
+        ):
             running.outcome()
 
 
@@ -724,7 +756,9 @@ def test_a_kill_after_the_last_restart_ends_the_run():
         for attempt in (0, 1):
             running.wait_report("worker 0", attempt=attempt)
             running.kill("worker 1")
-        with pytest.raises(cluster.RunFailed, match=r"^worker 1 was killed; last reports: .* \(after 1 of 1 restarts\)$"):
+        with pytest.raises(
+            cluster.RunFailed, match=r"^worker 1 was killed; last reports: .* \(after 1 of 1 restarts\)$"
+        ):
             running.outcome()
 
 
@@ -791,17 +825,26 @@ def test_a_flood_of_lines_is_neither_lost_nor_slow_to_search():
 
 def test_a_search_looks_at_each_item_once():
     items, looked = [1, 2], []
-    find = watch.first(items, lambda item: looked.append(item) or item == 4)
+    find = supervisor_events.first(items, lambda item: looked.append(item) or item == 4)
     assert find() is None and find() is None
     items += [3, 4, 5]
     assert find() == 4 and looked == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
-    "value, wanted, answer", [(3, 3, True), (2.5, 3, False), (4, 3, True), ("a", "a", True), ("b", "a", False), (None, 3, False), ("x", 3, False)]
+    "value, wanted, answer",
+    [
+        (3, 3, True),
+        (2.5, 3, False),
+        (4, 3, True),
+        ("a", "a", True),
+        ("b", "a", False),
+        (None, 3, False),
+        ("x", 3, False),
+    ],
 )
 def test_numbers_are_reached_and_words_are_met(value, wanted, answer):
-    assert watch.reaches(value, wanted) is answer
+    assert supervisor_events.reaches(value, wanted) is answer
 
 
 # Nothing left behind
@@ -884,7 +927,9 @@ def parent(root: Path, then: str) -> tuple[subprocess.Popen, list[psutil.Process
     script = root / "parent.py"
     script.write_text(PARENT + textwrap.dedent(then))
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, env=environment
+    )
     pids, addresses = json.loads(process.stdout.readline())
     cluster_processes = ours(root)
     assert {*pids.values()} < {found.pid for found in cluster_processes}
@@ -903,7 +948,9 @@ def await_end_and_nothing_left(root, process, cluster_processes, addresses):
 
 
 @pytest.mark.parametrize(
-    "then", ["", "sys.exit(1)", "raise RuntimeError", "kept = [running]; kept.append(kept)"], ids=["end", "exit", "error", "cycle"]
+    "then",
+    ["", "sys.exit(1)", "raise RuntimeError", "kept = [running]; kept.append(kept)"],
+    ids=["end", "exit", "error", "cycle"],
 )
 def test_nothing_is_left_when_python_ends_without_a_stop(root, then):
     await_end_and_nothing_left(root, *parent(root, f"sys.stderr.close()\n{then}"))
@@ -917,7 +964,9 @@ def test_nothing_is_left_when_the_parent_is_killed(root, number):
 
 
 @needs_linux
-def test_nothing_is_left_when_the_parent_is_killed_and_its_fork_holds_the_pipes_while_a_task_is_paused_and_others_talk(root):
+def test_nothing_is_left_when_the_parent_is_killed_and_its_fork_holds_the_pipes_while_a_task_is_paused_and_others_talk(
+    root,
+):
     then = """
         if (child := os.fork()) == 0:
             threading.Event().wait()
@@ -1010,7 +1059,9 @@ def test_a_supervisor_that_is_killed_takes_its_tasks_along_and_one_line_says_so(
         expected = {
             signal.SIGKILL: "the cluster's supervisor ended (it was killed), and its tasks with it; start the cluster again"
         }
-        assert expected.get(number, "the cluster's supervisor ended") in one_line(error) or "the cluster was stopped" in one_line(error)
+        assert expected.get(number, "the cluster's supervisor ended") in one_line(
+            error
+        ) or "the cluster was stopped" in one_line(error)
         gone, alive = psutil.wait_procs(below, timeout=ENOUGH_SECONDS)
         assert not alive
         with pytest.raises(CourseError, match="worker 0 cannot kill: the cluster is no longer running"):
@@ -1050,13 +1101,17 @@ def kernel(root):
 
 
 def execute(client, code: str) -> str:
-    return client.execute_interactive(code, timeout=ENOUGH_SECONDS, output_hook=lambda message: None)["content"]["status"]
+    return client.execute_interactive(code, timeout=ENOUGH_SECONDS, output_hook=lambda message: None)["content"][
+        "status"
+    ]
 
 
 def test_nothing_is_left_after_a_kernel_restart(root, kernel):
     manager, client = kernel
     for now in (False, True):
-        code = PARENT.replace("print(json", "open('%s', 'w').write(json" % (root / "pids")).replace(", flush=True)", ")")
+        code = PARENT.replace("print(json", "open('%s', 'w').write(json" % (root / "pids")).replace(
+            ", flush=True)", ")"
+        )
         assert execute(client, code) == "ok"
         cluster_processes, addresses = ours(root), json.loads((root / "pids").read_text())[1].values()
         assert len(cluster_processes) == 3
@@ -1159,7 +1214,9 @@ def test_two_tensorflow_workers_reduce_and_a_survivor_tells_what_it_saw():
 
         @tf.function
         def total():
-            return strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.constant([1.0 + task.index, 2.0])))
+            return strategy.run(
+                lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.constant([1.0 + task.index, 2.0]))
+            )
 
         task.report(total=strategy.experimental_local_results(total())[0].numpy()[0])
         np.testing.assert_array_equal(strategy.experimental_local_results(total())[0].numpy(), [3.0, 4.0])
@@ -1189,5 +1246,7 @@ def test_two_jax_workers_sum():
         total = jax.pmap(lambda x: jax.lax.psum(x, "i"), axis_name="i")(jax.numpy.ones((1, 2)) * (1 + task.index))
         return jax.process_count(), total.addressable_shards[0].data.tolist()
 
-    done = cluster.run(cluster.Job(program, workers=2, framework="jax", resources=cluster.Resources(limit_seconds=180)), show=None)
+    done = cluster.run(
+        cluster.Job(program, workers=2, framework="jax", resources=cluster.Resources(limit_seconds=180)), show=None
+    )
     assert done.results["worker 0"] == done.results["worker 1"] == (2, [[3.0, 3.0]])

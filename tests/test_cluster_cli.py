@@ -72,7 +72,11 @@ def test_a_mistake_is_one_line_and_exits_with_2(program, tmp_path, monkeypatch, 
 
 def test_a_module_of_the_present_folder_is_found(program, tmp_path):
     course = Path(sys.executable).with_name("course")  # unlike python -m, it does not look there by itself
-    command = [str(course)] if course.exists() else [sys.executable, "-c", "import sys; from course_lib.cli import main; sys.exit(main())"]
+    command = (
+        [str(course)]
+        if course.exists()
+        else [sys.executable, "-c", "import sys; from course_lib.cli import main; sys.exit(main())"]
+    )
     words = ["cluster", "run", "train:train", "--workers", "1", "--argument", "epochs=3"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONSAFEPATH": "1"}
     done = subprocess.run([*command, *words], capture_output=True, text=True, cwd=tmp_path, env=environment)
@@ -105,7 +109,10 @@ def test_slurm_writes_a_script_and_says_how_to_submit_it(program, tmp_path, caps
 
 
 def test_kubernetes_prints_what_kubectl_takes(program, capsys):
-    assert main(["cluster", "kubernetes", program, "--name", "digits", "--image", "image", "--parameter-servers", "1"]) == 0
+    assert (
+        main(["cluster", "kubernetes", program, "--name", "digits", "--image", "image", "--parameter-servers", "1"])
+        == 0
+    )
     assert [item["kind"] for item in json.loads(capsys.readouterr().out)["items"]] == ["ConfigMap", "Service", "Job"]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from course_lib import cluster
-from course_lib.cluster.gathering import Gathering
+from course_lib.cluster.rendezvous import Gathering
 
 HOST = "127.0.0.1"
 PYTHONPATH = os.pathsep.join([str(Path(__file__).parent), str(Path(cluster.__file__).parents[2])])

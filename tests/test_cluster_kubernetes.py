@@ -9,7 +9,7 @@ import yaml
 
 from course_lib import cluster
 from course_lib.cluster import kubernetes
-from course_lib.cluster.place import FIRST_PORT, find_place
+from course_lib.cluster.own_task import FIRST_PORT, find_place
 from course_lib.errors import CourseError
 
 VERSION = "1.34"
@@ -19,7 +19,13 @@ def train(task, steps):
     return steps
 
 
-JOB = cluster.Job(train, workers=2, arguments={"steps": 3}, restarts=2, resources=cluster.Resources(cpus=4, gpus=1, memory_gib=8, limit_seconds=600))
+JOB = cluster.Job(
+    train,
+    workers=2,
+    arguments={"steps": 3},
+    restarts=2,
+    resources=cluster.Resources(cpus=4, gpus=1, memory_gib=8, limit_seconds=600),
+)
 
 
 def validate(manifest: dict) -> None:
@@ -30,7 +36,9 @@ def job_of(items: list[dict]) -> dict:
     return next(item for item in items if item["kind"] == "Job")
 
 
-@pytest.mark.parametrize("job", [JOB, cluster.Job(train, workers=2, parameter_servers=1, evaluator=True)], ids=["workers", "servers"])
+@pytest.mark.parametrize(
+    "job", [JOB, cluster.Job(train, workers=2, parameter_servers=1, evaluator=True)], ids=["workers", "servers"]
+)
 @pytest.mark.parametrize("claim", [None, "checkpoints"])
 def test_kubernetes_own_schemas_accept_every_manifest(job, claim):
     items = kubernetes.manifests(job, "digits", "registry.example/course:1", claim=claim)
@@ -60,7 +68,12 @@ def test_the_text_is_yaml_that_holds_the_same():
 def test_the_job_asks_for_what_the_job_asks_for():
     spec = job_of(kubernetes.manifests(JOB, "digits", "image", claim="checkpoints"))["spec"]
     pod = spec["template"]["spec"]
-    assert (spec["completions"], spec["parallelism"], spec["backoffLimit"], spec["activeDeadlineSeconds"]) == (2, 2, 4, 600)
+    assert (spec["completions"], spec["parallelism"], spec["backoffLimit"], spec["activeDeadlineSeconds"]) == (
+        2,
+        2,
+        4,
+        600,
+    )
     assert pod["containers"][0]["resources"] == {
         "requests": {"cpu": "4", "memory": "8192Mi"},
         "limits": {"memory": "8192Mi", "nvidia.com/gpu": "1"},
@@ -70,13 +83,17 @@ def test_the_job_asks_for_what_the_job_asks_for():
 
 def test_a_job_of_servers_succeeds_with_its_programs():
     items = kubernetes.manifests(cluster.Job(train, workers=2, parameter_servers=1, evaluator=True), "digits", "image")
-    assert job_of(items)["spec"]["successPolicy"] == {"rules": [{"succeededIndexes": "0,4"}]}  # chief, two workers, ps, evaluator
+    assert job_of(items)["spec"]["successPolicy"] == {
+        "rules": [{"succeededIndexes": "0,4"}]
+    }  # chief, two workers, ps, evaluator
     assert "successPolicy" not in job_of(kubernetes.manifests(JOB, "digits", "image"))["spec"]
 
 
 def test_the_job_lies_in_the_folder_that_the_task_writes():
     """And jobs that share a claim have a folder each."""
-    (container,) = job_of(kubernetes.manifests(JOB, "digits", "image", claim="checkpoints"))["spec"]["template"]["spec"]["containers"]
+    (container,) = job_of(kubernetes.manifests(JOB, "digits", "image", claim="checkpoints"))["spec"]["template"][
+        "spec"
+    ]["containers"]
     folder = container["command"][-1]
     mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
     assert mounts[folder]["subPath"] == "digits" and mounts[f"{folder}/job.json"]["subPath"] == "job.json"

@@ -13,8 +13,8 @@ import pytest
 from conftest import HAS_TENSORFLOW
 
 from course_lib import cluster
-from course_lib.cluster import communication, network
-from course_lib.cluster.program import Program
+from course_lib.cluster import communication, limited_links
+from course_lib.cluster.worker_program import Program
 from course_lib.errors import CourseError
 
 LINK = cluster.Link(100)
@@ -23,7 +23,7 @@ BUFFER_BYTES = 3 * 400_000
 
 def missing() -> str:
     try:
-        network.require(LINK)
+        limited_links.require(LINK)
     except CourseError as error:
         return str(error)
     return ""
@@ -37,7 +37,9 @@ needs_links = pytest.mark.skipif(bool(REASON) and os.environ.get("CI") != "true"
 def job(program, **arguments) -> cluster.Job:
     """The program goes as text: as a reference to this module it would bring TensorFlow in with it."""
     text = Program(program.__name__, text=inspect.getsource(program))
-    return cluster.Job(text, arguments=arguments, link=LINK, resources=cluster.Resources(memory_gib=0.05, limit_seconds=60))
+    return cluster.Job(
+        text, arguments=arguments, link=LINK, resources=cluster.Resources(memory_gib=0.05, limit_seconds=60)
+    )
 
 
 def stay(task):
@@ -71,7 +73,11 @@ def namespaces_of(pid: int) -> set[str]:
     """The network namespaces that a process is in, or holds as open files: "net:[4026532288]"."""
     folder = Path("/proc", str(pid))
     try:
-        return {name for path in [folder / "ns/net", *(folder / "fd").iterdir()] if (name := target(path)).startswith("net:[")}
+        return {
+            name
+            for path in [folder / "ns/net", *(folder / "fd").iterdir()]
+            if (name := target(path)).startswith("net:[")
+        }
     except (FileNotFoundError, ProcessLookupError):
         return set()
 
@@ -115,16 +121,16 @@ def laboratory_of(pids) -> tuple[set[str], list[psutil.Process]]:
 
 def test_a_token_bucket_is_small_against_a_transfer_and_large_against_a_frame():
     def burst(megabits):
-        words = network.token_bucket(cluster.Link(megabits))
+        words = limited_links.token_bucket(cluster.Link(megabits))
         return int(words[words.index("burst") + 1].removesuffix("b"))
 
-    assert network.token_bucket(LINK)[:3] == ["tbf", "rate", "100000000bit"]
+    assert limited_links.token_bucket(LINK)[:3] == ["tbf", "rate", "100000000bit"]
     assert burst(1) == 10 * 1514
     assert burst(400) == 400e6 / 8 * 0.002
 
 
 def test_each_task_has_an_address_of_its_own():
-    hosts = network.Laboratory(3, LINK).hosts
+    hosts = limited_links.Laboratory(3, LINK).hosts
     assert hosts == ("10.77.0.1", "10.77.0.2", "10.77.0.3")
 
 
@@ -139,7 +145,7 @@ def test_the_prediction_is_bytes_over_bandwidth():
 @pytest.mark.parametrize("megabits", [0, -5, 0.01, 1e6, float("nan")])
 def test_a_rate_that_cannot_be_is_refused(megabits):
     with pytest.raises(CourseError, match="between 0.1 and 10000 megabits"):
-        network.require(cluster.Link(megabits))
+        limited_links.require(cluster.Link(megabits))
 
 
 @pytest.mark.parametrize(
@@ -147,13 +153,16 @@ def test_a_rate_that_cannot_be_is_refused(megabits):
     [
         ({"sys.platform": "darwin"}, "need root on Linux.* on darwin"),
         ({"sys.platform": "linux", "os.geteuid": lambda: 1000}, "need root on Linux.* user 1000"),
-        ({"sys.platform": "linux", "os.geteuid": lambda: 0, "shutil.which": lambda name: None}, "ip, tc, nsenter, unshare: install"),
+        (
+            {"sys.platform": "linux", "os.geteuid": lambda: 0, "shutil.which": lambda name: None},
+            "ip, tc, nsenter, unshare: install",
+        ),
     ],
 )
 def test_what_is_missing_is_said_before_anything_starts(monkeypatch, changes, said):
     monkeypatch.setattr(subprocess, "Popen", None)
     for name, value in changes.items():
-        monkeypatch.setattr(f"course_lib.cluster.network.{name}", value)
+        monkeypatch.setattr(f"course_lib.cluster.limited_links.{name}", value)
     with pytest.raises(CourseError, match=said) as caught:
         cluster.start(job(stay))
     assert "\n" not in str(caught.value)
@@ -166,14 +175,14 @@ def test_a_system_that_forbids_it_is_quoted(monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr("shutil.which", lambda name: name)
-    monkeypatch.setattr(network, "_run", forbid)
+    monkeypatch.setattr(limited_links, "_run", forbid)
     with pytest.raises(CourseError, match="does not allow .*Operation not permitted.*leave link out"):
-        network.require(LINK)
+        limited_links.require(LINK)
 
 
 @needs_links
 def test_a_task_sees_its_own_interfaces_alone(unchanged):
-    laboratory = network.Laboratory(2, LINK)
+    laboratory = limited_links.Laboratory(2, LINK)
     laboratory.open()
     try:
         seen = subprocess.check_output([*laboratory.command_prefix(1), "ip", "-brief", "address"], text=True)
@@ -186,8 +195,8 @@ def test_a_task_sees_its_own_interfaces_alone(unchanged):
 
 @needs_links
 def test_a_laboratory_that_opens_half_leaves_nothing(unchanged, monkeypatch):
-    monkeypatch.setattr(network, "token_bucket", lambda link: ["no-such-filter"])
-    laboratory = network.Laboratory(2, LINK)
+    monkeypatch.setattr(limited_links, "token_bucket", lambda link: ["no-such-filter"])
+    laboratory = limited_links.Laboratory(2, LINK)
     with pytest.raises(OSError, match="tc qdisc .* no-such-filter. said: .*unknown"):
         laboratory.open()
 
@@ -233,7 +242,9 @@ def test_nothing_stays_after_the_parent_was_killed(unchanged, tmp_path):
         input()
     """)
     place = {"cwd": Path(__file__).parents[1], "env": {**os.environ, "TMPDIR": str(tmp_path)}}
-    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **place) as starter:
+    with subprocess.Popen(
+        [sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **place
+    ) as starter:
         namespaces, processes = laboratory_of(map(int, starter.stdout.readline().split()))
         starter.send_signal(signal.SIGKILL)
     assert not psutil.wait_procs(processes, timeout=60)[1]
@@ -248,6 +259,6 @@ def test_a_ring_sends_two_times_n_minus_1_over_n_of_the_buffer(unchanged):
     seconds = communication.ring_seconds(3, BUFFER_BYTES, LINK.megabits)
     (timing,) = communication.measure_all_reduce([LINK.megabits], workers=3, seconds=seconds, repeats=3)
     assert timing.buffer_bytes == pytest.approx(BUFFER_BYTES, abs=12)
-    frames_bytes = timing.ring_bytes / network.PAYLOAD_SHARE
+    frames_bytes = timing.ring_bytes / limited_links.PAYLOAD_SHARE
     # Above that: an acknowledgement of 66 bytes for ten frames or fewer, gRPC's own messages, a repeated frame.
     assert frames_bytes < timing.sent_bytes < 1.03 * frames_bytes

@@ -91,7 +91,9 @@ def two_nodes():
         pytest.fail(f"a real Slurm is needed: {why}")
     with tempfile.TemporaryDirectory(prefix="slurm-") as folder, two_node_slurm.two_nodes(Path(folder)):
         with pytest.MonkeyPatch.context() as patch:  # sbatch passes the environment on: the nodes import this module
-            patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), str(Path(cluster.__file__).parents[2])]))
+            patch.setenv(
+                "PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), str(Path(cluster.__file__).parents[2])])
+            )
             yield
 
 
@@ -105,7 +107,9 @@ def test_the_script_asks_for_what_the_job_asks_for(tmp_path):
     job = cluster.Job(places, workers=3, evaluator=True, restarts=1, resources=resources)
     script = slurm.write_batch(job, tmp_path, python="/opt/python", options=["--partition=gpu"])
     wanted = "--ntasks=4 --cpus-per-task=4 --mem-per-cpu=2048M --gpus-per-task=2 --time=50 --requeue --partition=gpu"
-    directives = [line.removeprefix("#SBATCH ") for line in script.read_text().splitlines() if line.startswith("#SBATCH")]
+    directives = [
+        line.removeprefix("#SBATCH ") for line in script.read_text().splitlines() if line.startswith("#SBATCH")
+    ]
     assert set(wanted.split()) <= set(directives)
     assert "seq 0 1" in script.read_text() and "SRUN_CPUS_PER_TASK=4" in script.read_text()
     assert "/opt/python -u -m course_lib.cluster" in script.read_text()
@@ -132,7 +136,9 @@ def test_without_slurm_there_is_one_line(tmp_path, monkeypatch):
 
 def test_each_task_finds_its_place(two_nodes, tmp_path, monkeypatch):
     """In a folder with blanks, whatever the submitting shell says of another job."""
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}))
+    monkeypatch.setenv(
+        "TF_CONFIG", json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})
+    )
     results = run(cluster.Job(places, workers=2, arguments={"start": 3}), tmp_path / "my job")
     assert [result["name"] for result in results.values()] == list(results) == ["worker 0", "worker 1"]
     first, second = (result["addresses"] for result in results.values())
@@ -150,7 +156,9 @@ def test_two_nodes_equal_the_local_run(two_nodes, tmp_path):
 
 
 def test_servers_leave_with_the_coordinator(two_nodes, tmp_path):
-    job = cluster.Job(count, workers=1, parameter_servers=1, arguments={"updates": 20}, resources=cluster.Resources(memory_gib=1.0))
+    job = cluster.Job(
+        count, workers=1, parameter_servers=1, arguments={"updates": 20}, resources=cluster.Resources(memory_gib=1.0)
+    )
     script = slurm.write_batch(job, tmp_path, options=["--overcommit"])  # three tasks on two cores
     slurm.submit(script, wait=True)
     assert slurm.read_results(job, tmp_path) == {"chief 0": 20}
@@ -166,7 +174,10 @@ def test_a_failure_is_named_though_the_other_task_waits_for_ever(two_nodes, tmp_
     with pytest.raises(cluster.RunFailed, match="worker 1 failed: ValueError: worker 1 has no data") as failed:
         run(job, tmp_path)
     assert failed.value.cause.traceback.startswith("Traceback") and "in fails" in failed.value.cause.traceback
-    assert "its last words" in (tmp_path / "task-0.log").read_text() and "has no data" in (tmp_path / "task-1.log").read_text()
+    assert (
+        "its last words" in (tmp_path / "task-0.log").read_text()
+        and "has no data" in (tmp_path / "task-1.log").read_text()
+    )
 
 
 def test_a_second_submission_shows_nothing_of_the_first(two_nodes, tmp_path):

@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from course_lib import badges, cli, colab
+from course_lib.staff import fork_badges, colab_copy
+from course_lib import cli
 from course_lib.errors import CourseError
-from course_lib.grading.cells import question_tags, read_notebook
-from course_lib.grading.generate import as_bytes, generate
+from course_lib.exercises.notebook_cells import question_tags, read_notebook
+from course_lib.staff.new_exercises import as_bytes, generate
 
 ROOT = Path(__file__).parents[1]
-HERE, FORK = badges.home(ROOT / "README.md")[0], "jane-doe/my.course_2"
+HERE, FORK = fork_badges.home(ROOT / "README.md")[0], "jane-doe/my.course_2"
 FOLDERS = ("notebooks", "solutions", "exercises")
 NOTEBOOKS = [path.relative_to(ROOT) for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.ipynb"))]
 each_notebook = pytest.mark.parametrize("name", NOTEBOOKS, ids=str)
@@ -56,26 +57,40 @@ def call(capsys, *arguments: object) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "course", "jane/", "/course", "jane/course/x", "https://github.com/jane/course", "jane/course.git", "jane/..",
-     "-jane/course", "jane-/course", "jane--doe/course", "ja ne/course", "jane/course\n", "jane/(course)",
-     "a" * 40 + "/course"],
-)  # fmt: skip
+    [
+        "",
+        "course",
+        "jane/",
+        "/course",
+        "jane/course/x",
+        "https://github.com/jane/course",
+        "jane/course.git",
+        "jane/..",
+        "-jane/course",
+        "jane-/course",
+        "jane--doe/course",
+        "ja ne/course",
+        "jane/course\n",
+        "jane/(course)",
+        "a" * 40 + "/course",
+    ],
+)
 def test_a_name_that_is_no_repository_is_refused(checkout, name):
     before = contents(checkout)
     with pytest.raises(CourseError, match="takes OWNER/NAME") as refused:
-        badges.point_at(name, checkout)
+        fork_badges.point_at(name, checkout)
     assert "\n" not in str(refused.value)
     assert contents(checkout) == before
 
 
 @pytest.mark.parametrize("name", ["jane/course", "j/c", FORK, "a" * 39 + "/" + "c" * 100, "Jane/.github"])
 def test_a_name_as_github_has_it_is_accepted(checkout, name):
-    assert badges.point_at(name, checkout)
-    assert badges.home(checkout / LESSON) == (name, "main")
+    assert fork_badges.point_at(name, checkout)
+    assert fork_badges.home(checkout / LESSON) == (name, "main")
 
 
 def test_every_notebook_and_the_readme_name_the_fork_alone(checkout):
-    pointed = {str(one.path): one for one in badges.point_at(FORK, checkout)}
+    pointed = {str(one.path): one for one in fork_badges.point_at(FORK, checkout)}
     assert pointed.keys() == {"README.md", *map(str, NOTEBOOKS)}
     counts = {name: (one.badges, one.installs) for name, one in pointed.items()}
     readme_badges, readme_installs = counts.pop("README.md")
@@ -91,7 +106,7 @@ def test_every_notebook_and_the_readme_name_the_fork_alone(checkout):
 def test_nothing_but_the_repositorys_name_changes(checkout):
     """Byte for byte: outputs, cell ids, metadata and the file's own form stay."""
     before = contents(checkout)
-    badges.point_at(FORK, checkout)
+    fork_badges.point_at(FORK, checkout)
     for name, content in contents(checkout).items():
         digest = rb'"digest": "\w{64}"'
         back, kept = (re.sub(digest, b"", one) for one in (content.replace(FORK.encode(), HERE.encode()), before[name]))
@@ -100,21 +115,21 @@ def test_nothing_but_the_repositorys_name_changes(checkout):
 
 def test_the_second_time_changes_nothing_and_the_way_back_gives_the_first_files(checkout):
     before = contents(checkout)
-    badges.point_at(FORK, checkout)
+    fork_badges.point_at(FORK, checkout)
     once = contents(checkout)
-    assert badges.point_at(FORK, checkout) == []
+    assert fork_badges.point_at(FORK, checkout) == []
     assert contents(checkout) == once != before
-    badges.point_at(HERE, checkout)
+    fork_badges.point_at(HERE, checkout)
     assert contents(checkout) == before
 
 
 def test_an_untouched_exercise_stays_one(checkout):
-    badges.point_at(FORK, checkout)
+    fork_badges.point_at(FORK, checkout)
     made = generate(checkout / "solutions", checkout / "exercises")
     assert {str(one.path.relative_to(checkout)): one.state for one in made} == {
         str(name): "up to date" for name in NOTEBOOKS if name.parts[0] == "exercises"
     }
-    badges.point_at("another/fork", checkout)
+    fork_badges.point_at("another/fork", checkout)
     before = read_notebook(checkout / EXERCISE)
     solution = checkout / "solutions" / Path(EXERCISE).name
     newer = read_notebook(solution)
@@ -135,7 +150,7 @@ def test_a_learners_exercise_keeps_what_they_wrote(checkout):
     notebook["cells"].append({"cell_type": "markdown", "id": "mine", "metadata": {}, "source": link + own})
     (checkout / EXERCISE).write_bytes(as_bytes(notebook))
 
-    (one,) = [one for one in badges.point_at(FORK, checkout) if str(one.path) == EXERCISE]
+    (one,) = [one for one in fork_badges.point_at(FORK, checkout) if str(one.path) == EXERCISE]
     assert (one.badges, one.installs) == (1, 1)
     after = read_notebook(checkout / EXERCISE)
     assert after["metadata"] == notebook["metadata"]
@@ -154,7 +169,7 @@ def test_a_broken_notebook_stops_it_before_anything_is_written(checkout):
     last.write_bytes(last.read_bytes()[:-2])
     before = contents(checkout)
     with pytest.raises(CourseError, match="is not JSON"):
-        badges.point_at(FORK, checkout)
+        fork_badges.point_at(FORK, checkout)
     assert contents(checkout) == before
 
 
@@ -195,11 +210,11 @@ WHEEL_NAME, WHEEL = "course_probe-0-py3-none-any.whl", b"no wheel at all, and no
 @pytest.fixture
 def no_build(monkeypatch):
     """A stand-in for the package's wheel, where the test is about the rest of the notebook."""
-    monkeypatch.setattr(colab, "_wheel", lambda root: (WHEEL_NAME, WHEEL))
+    monkeypatch.setattr(colab_copy, "_wheel", lambda root: (WHEEL_NAME, WHEEL))
 
 
 def carrier(path: Path) -> dict:
-    (cell,) = [cell for cell in read_notebook(path)["cells"] if cell.get("id") == colab.CELL_ID]
+    (cell,) = [cell for cell in read_notebook(path)["cells"] if cell.get("id") == colab_copy.CELL_ID]
     return cell
 
 
@@ -214,11 +229,11 @@ def run_where_the_course_is_missing(monkeypatch, source: str) -> dict:
 @each_notebook
 def test_a_twin_is_the_notebook_with_one_cell_more(tmp_path, name):
     nbformat = pytest.importorskip("nbformat")
-    out = colab.write(ROOT / name, tmp_path / "twin.ipynb", ROOT)
+    out = colab_copy.write(ROOT / name, tmp_path / "twin.ipynb", ROOT)
     nbformat.validate(nbformat.read(out, as_version=4))
     cells, before = read_notebook(out)["cells"], read_notebook(ROOT / name)["cells"]
     place = next(number for number, cell in enumerate(before) if cell["cell_type"] == "code")
-    assert cells.pop(place)["id"] == colab.CELL_ID
+    assert cells.pop(place)["id"] == colab_copy.CELL_ID
     assert [cell for cell in cells if cell["cell_type"] != "markdown"] == [
         cell for cell in before if cell["cell_type"] != "markdown"
     ]
@@ -228,7 +243,7 @@ def test_a_twin_is_the_notebook_with_one_cell_more(tmp_path, name):
 @pytest.mark.usefixtures("no_build")
 @each_notebook
 def test_a_twins_links_and_pictures_need_no_repository(tmp_path, name):
-    out = colab.write(ROOT / name, tmp_path / "twin.ipynb", ROOT)
+    out = colab_copy.write(ROOT / name, tmp_path / "twin.ipynb", ROOT)
     prose = "\n".join(cell["source"] for cell in read_notebook(out)["cells"] if cell["cell_type"] == "markdown")
     targets = re.findall(r"\]\(([^()\s]+)", prose)
     assert targets
@@ -259,7 +274,7 @@ def test_links_become_addresses_and_pictures_travel(checkout, tmp_path):
     notebook = read_notebook(checkout / LESSON)
     notebook["cells"].append({"cell_type": "markdown", "id": "links", "metadata": {}, "source": "\n".join(prose)})
     (checkout / LESSON).write_bytes(as_bytes(notebook))
-    out = colab.write(checkout / LESSON, tmp_path / "twin.ipynb", checkout)
+    out = colab_copy.write(checkout / LESSON, tmp_path / "twin.ipynb", checkout)
     lines = read_notebook(out)["cells"][-1]["source"].splitlines()
     for line, wanted in zip(lines, prose.values(), strict=True):
         assert wanted in line
@@ -268,13 +283,13 @@ def test_links_become_addresses_and_pictures_travel(checkout, tmp_path):
 
 @pytest.mark.usefixtures("no_build")
 def test_a_forks_twin_leads_to_the_fork(checkout, tmp_path):
-    badges.point_at("jane/course", checkout)
-    out = colab.write(checkout / LESSON, tmp_path / "twin.ipynb", checkout)
+    fork_badges.point_at("jane/course", checkout)
+    out = colab_copy.write(checkout / LESSON, tmp_path / "twin.ipynb", checkout)
     assert b"https://github.com/jane/course/blob/main/" in out.read_bytes() and HERE.encode() not in out.read_bytes()
 
 
 def test_the_packages_cell_needs_the_standard_library_and_pip_alone():
-    tree = ast.parse(colab._carrier(WHEEL_NAME, WHEEL)["source"])
+    tree = ast.parse(colab_copy._carrier(WHEEL_NAME, WHEEL)["source"])
     imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     names = {alias.name.split(".")[0] for node in imports for alias in node.names}
     assert all(isinstance(node, ast.Import) for node in imports) and names <= sys.stdlib_module_names
@@ -285,7 +300,7 @@ def test_the_packages_cell_needs_the_standard_library_and_pip_alone():
 
 @pytest.mark.parametrize("damage", ["a letter", "cut short", "emptied"])
 def test_a_damaged_package_is_refused_in_one_line_before_pip_sees_it(monkeypatch, damage):
-    source = colab._carrier(WHEEL_NAME, WHEEL)["source"]
+    source = colab_copy._carrier(WHEEL_NAME, WHEEL)["source"]
     text = base64.b64encode(WHEEL).decode()
     other = "A" if text[9] != "A" else "B"
     bad = {"a letter": text[:9] + other + text[10:], "cut short": text[:-3], "emptied": ""}
@@ -300,22 +315,22 @@ def test_a_damaged_package_is_refused_in_one_line_before_pip_sees_it(monkeypatch
 def test_what_pip_refuses_is_said_in_one_line(monkeypatch):
     pytest.importorskip("pip")
     with pytest.raises(Exception) as refused:
-        run_where_the_course_is_missing(monkeypatch, colab._carrier(WHEEL_NAME, WHEEL)["source"])
+        run_where_the_course_is_missing(monkeypatch, colab_copy._carrier(WHEEL_NAME, WHEEL)["source"])
     (line,) = refused.value._render_traceback_()
     assert re.fullmatch(rf"PackageError: pip could not install {WHEEL_NAME}: ERROR: .*invalid.*", line)
 
 
 def test_where_the_course_is_there_the_cell_does_nothing(monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("pip ran"))
-    exec(colab._carrier(WHEEL_NAME, WHEEL)["source"], {"__name__": "__main__"})
+    exec(colab_copy._carrier(WHEEL_NAME, WHEEL)["source"], {"__name__": "__main__"})
 
 
 @pytest.mark.usefixtures("no_build")
 def test_a_twin_has_no_twin(checkout):
-    out = colab.write(checkout / LESSON, checkout / "notebooks" / "twin.ipynb", checkout)
+    out = colab_copy.write(checkout / LESSON, checkout / "notebooks" / "twin.ipynb", checkout)
     before = out.read_bytes()
     with pytest.raises(CourseError, match="carries the package already"):
-        colab.write(out, out.with_name("again.ipynb"), checkout)
+        colab_copy.write(out, out.with_name("again.ipynb"), checkout)
     assert out.read_bytes() == before and not out.with_name("again.ipynb").exists()
 
 
@@ -353,7 +368,7 @@ def test_where_pip_cannot_build_there_is_one_line_with_its_cause(monkeypatch):
     for name, value in {**variables, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(CourseError, match="No matching distribution found for hatchling.*PIP_INDEX_URL") as refused:
-        colab._wheel(ROOT)
+        colab_copy._wheel(ROOT)
     assert "\n" not in str(refused.value)
 
 
@@ -426,7 +441,7 @@ def fill_in(path: Path, exercise: str) -> None:
 def test_a_twin_runs_in_colab_from_an_empty_folder_and_changes_no_version(runtime, kind):
     """nbclient stops at a cell that raises, and a check of an exercise raises unless the answer is right."""
     python, folder, before = runtime
-    twin = colab.write(ROOT / kind / f"{RUN_HERE}.ipynb", folder / "twin.ipynb", ROOT)
+    twin = colab_copy.write(ROOT / kind / f"{RUN_HERE}.ipynb", folder / "twin.ipynb", ROOT)
     if kind == "exercises":
         fill_in(twin, f"{RUN_HERE}.ipynb")
     run(python, "-c", "from nbclient.cli import main; main()", "--inplace", "--timeout=600", twin, folder=folder)
@@ -457,5 +472,7 @@ def test_the_set_up_cell_installs_the_course_and_changes_no_version(runtime):
 @pytest.mark.slow
 @on_colabs_stack
 def test_the_same_checkout_gives_the_same_twin(tmp_path):
-    one, two = (colab.write(ROOT / LESSON, tmp_path / name, ROOT).read_bytes() for name in ("one.ipynb", "two.ipynb"))
+    one, two = (
+        colab_copy.write(ROOT / LESSON, tmp_path / name, ROOT).read_bytes() for name in ("one.ipynb", "two.ipynb")
+    )
     assert one == two

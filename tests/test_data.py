@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 from nbclient import NotebookClient
 
-from course_lib import data, devices, digits, digits_builder
+from course_lib import data, devices
+from course_lib.data import digits, digits_builder
 from course_lib.errors import CourseError
 
 RECORDS = "digits-1.0.0/digits/1.0.0/digits-train.tfrecord-00000-of-00001"
@@ -78,7 +79,10 @@ def test_digits_are_the_same_through_tfds_and_as_arrays(cache, split, count):
 def test_preparing_displays_nothing_in_a_notebook(tmp_path):
     """TFDS would display its bars, which redirecting the streams does not hold back."""
     source = f"from course_lib import data\nprint(len(data.load('digits', 'train', cache_dir={str(tmp_path)!r})))"
-    cells = [nbformat.v4.new_code_cell("from course_lib import devices\ndevices.simulate(1)"), nbformat.v4.new_code_cell(source)]
+    cells = [
+        nbformat.v4.new_code_cell("from course_lib import devices\ndevices.simulate(1)"),
+        nbformat.v4.new_code_cell(source),
+    ]
     NotebookClient(nbformat.v4.new_notebook(cells=cells), kernel_name="python3", timeout=300).execute()
     assert [(output.output_type, output.get("text")) for output in cells[1].outputs] == [("stream", "1437\n")]
 
@@ -151,17 +155,26 @@ def test_arrays_of_the_digits_need_no_framework():
     assert done.stdout == "set()\n", done.stderr
 
 
-@pytest.mark.parametrize(("name", "shape"), [("cifar10", (32, 32, 3)), ("mnist", (28, 28, 1)), ("fashion_mnist", (28, 28, 1))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("cifar10", (32, 32, 3)), ("mnist", (28, 28, 1)), ("fashion_mnist", (28, 28, 1))]
+)
 def test_downloaded_sets_go_through_tfds(monkeypatch, name, shape):
     import tensorflow_datasets as tfds
 
     asked = []
-    monkeypatch.setattr(urllib.request, "urlopen", lambda request, timeout: asked.append(request.full_url) or open(os.devnull))
+    monkeypatch.setattr(
+        urllib.request, "urlopen", lambda request, timeout: asked.append(request.full_url) or open(os.devnull)
+    )
     with tfds.testing.mock_data(num_examples=7):
         images, labels = next(iter(data.load(name, "train").batch(7)))
         copies, copied_labels = data.arrays(name, "test")
     assert images.shape == (7, *shape) and images.dtype == tf.uint8 and labels.shape == (7,)
-    assert copies.shape == (7, *shape) and copies.dtype == np.float32 and copies.max() <= 1 and copied_labels.dtype == np.int32
+    assert (
+        copies.shape == (7, *shape)
+        and copies.dtype == np.float32
+        and copies.max() <= 1
+        and copied_labels.dtype == np.int32
+    )
     assert all(address.startswith("http") for address in asked)
 
 
@@ -212,7 +225,9 @@ def test_the_text_is_long_and_always_the_same():
 
 def pipeline(folder, global_batch=128, **options):
     said = []
-    dataset = data.input_pipeline(data.load("digits", "train", cache_dir=folder), global_batch, say=said.append, **options)
+    dataset = data.input_pipeline(
+        data.load("digits", "train", cache_dir=folder), global_batch, say=said.append, **options
+    )
     return dataset, said[0]
 
 
@@ -223,7 +238,10 @@ def test_the_pipeline_gives_every_example_once_an_epoch(cache):
     assert (first != expected).any() and (first != second).any(), "not shuffled, or not anew"
     np.testing.assert_array_equal(np.bincount(first), np.bincount(expected))
     np.testing.assert_array_equal(np.bincount(second), np.bincount(expected))
-    assert line == "input: 1,437 examples, cached, shuffled anew each epoch (seed 3), batches of 128, scaled to [0, 1], prefetched"
+    assert (
+        line
+        == "input: 1,437 examples, cached, shuffled anew each epoch (seed 3), batches of 128, scaled to [0, 1], prefetched"
+    )
 
 
 def test_the_pipeline_is_the_arrays_in_order_and_scaled(cache):
@@ -232,11 +250,17 @@ def test_the_pipeline_is_the_arrays_in_order_and_scaled(cache):
     expected_images, expected_labels = data.arrays("digits", "train")
     np.testing.assert_allclose(images, expected_images[:1408], rtol=1e-7)  # one division each way: the last bit
     np.testing.assert_array_equal(labels, expected_labels[:1408])
-    assert line == "input: 1,437 examples, in order, batches of 128 (32 on each of 4 replicas), the last 29 dropped, scaled to [0, 1], prefetched"
+    assert (
+        line
+        == "input: 1,437 examples, in order, batches of 128 (32 on each of 4 replicas), the last 29 dropped, scaled to [0, 1], prefetched"
+    )
 
 
 def test_the_same_seed_gives_the_same_order(cache):
-    orders = [[labels.tolist() for _, labels in pipeline(cache, shuffle_seed=seed)[0].as_numpy_iterator()] for seed in (1, 1, 2)]
+    orders = [
+        [labels.tolist() for _, labels in pipeline(cache, shuffle_seed=seed)[0].as_numpy_iterator()]
+        for seed in (1, 1, 2)
+    ]
     assert orders[0] == orders[1] != orders[2]
 
 

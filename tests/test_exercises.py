@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 import recorded_mistakes
 
-from course_lib.grading import bank, generate
-from course_lib.grading.asking import ask
-from course_lib.grading.cells import question_tags, read_notebook
-from course_lib.grading.judging import judge, same
-from course_lib.grading.verdict import Verdict
+from course_lib.exercises import judges
+from course_lib.staff import new_exercises
+from course_lib.exercises.ask import ask
+from course_lib.exercises.notebook_cells import question_tags, read_notebook
+from course_lib.exercises.judge import judge, same
+from course_lib.exercises.verdict import Verdict
 
 pytest.importorskip("tensorflow")
 
@@ -28,8 +29,8 @@ SEEDS, SEEDS_OF_MISTAKES, SEEDS_OF_LONG = (
     tuple(range(*map(int, os.environ.get(name, default).split(":"))))
     for name, default in (("SEEDS", "2"), ("SEEDS_OF_MISTAKES", "1"), ("SEEDS_OF_LONG", "1"))
 )
-EXERCISES = tuple(bank.MODULES)
-QUESTIONS = [(exercise, question) for exercise in EXERCISES for question in bank.questions(exercise)]
+EXERCISES = tuple(judges.MODULES)
+QUESTIONS = [(exercise, question) for exercise in EXERCISES for question in judges.questions(exercise)]
 MISTAKES = [(exercise, question, mistake) for exercise, question in QUESTIONS for mistake in question.mistakes]
 LONG = [row for row in MISTAKES if row[1].takes_long]
 # The other long ones are recorded, and run where more seeds are asked for.
@@ -117,7 +118,7 @@ def _names(path: Path) -> dict[str, object]:
 
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_has_four_to_six_questions_with_distinct_names(exercise):
-    names = [question.name for question in bank.questions(exercise)]
+    names = [question.name for question in judges.questions(exercise)]
     assert names == [f"q{number}" for number in range(1, len(names) + 1)]
     assert 4 <= len(names) <= 6
 
@@ -131,7 +132,7 @@ def test_knows_at_least_four_mistakes(exercise, question):
 
 @every_question
 def test_probe_lives_apart_from_the_references(exercise, question):
-    assert question.probe.__module__.startswith("course_lib.grading.probes.")
+    assert question.probe.__module__.startswith("course_lib.exercises.probes.")
 
 
 @each_question
@@ -158,7 +159,9 @@ def test_mistake_fails_and_is_recognised_as_itself(exercise, question, mistake, 
     if seed == SEEDS_OF_MISTAKES[0] and not question.takes_long and mistake.name not in AGREE:
         shown = {token.rstrip(".,") for token in re.findall(r"\d[\d.,e+-]*", verdict.message)}
         right = right_answers((exercise, question.name))
-        assert not shown & (set(long_numbers(right)) - set(long_numbers(answers))), "numbers of the right answer are shown"
+        assert not shown & (set(long_numbers(right)) - set(long_numbers(answers))), (
+            "numbers of the right answer are shown"
+        )
 
 
 def long_numbers(value) -> Iterator[str]:
@@ -197,7 +200,7 @@ def assert_recognised(question, mistake, answers, seed) -> Verdict:
 
 def test_exercises_are_what_generation_gives():
     for path in sorted((ROOT / "solutions").glob("*.ipynb")):
-        wanted = generate.as_bytes(generate.exercise_of(read_notebook(path), path))
+        wanted = new_exercises.as_bytes(new_exercises.exercise_of(read_notebook(path), path))
         assert (ROOT / "exercises" / path.name).read_bytes() == wanted, f"{path.name}: run `course new-exercises`"
 
 

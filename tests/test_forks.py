@@ -14,7 +14,7 @@ import pytest
 from test_cluster import ENOUGH_SECONDS, assert_nothing_left, one_line, root, waits  # noqa: F401 (root is a fixture)
 
 from course_lib import cluster
-from course_lib.cluster import forking, launch
+from course_lib.cluster import fork, start_supervisor
 from course_lib.errors import CourseError
 
 pytestmark = [
@@ -31,8 +31,8 @@ def run(program, **fields) -> cluster.Outcome:
 @pytest.fixture
 def forks(monkeypatch):
     """Forks for programs that need no framework, of a server that imports none."""
-    monkeypatch.setattr(launch, "can_fork", lambda job: True)
-    monkeypatch.setattr(launch, "modules", lambda job: ())
+    monkeypatch.setattr(start_supervisor, "can_fork", lambda job: True)
+    monkeypatch.setattr(start_supervisor, "modules", lambda job: ())
 
 
 def test_a_fork_tells_what_a_python_of_its_own_tells(forks, monkeypatch, tmp_path):
@@ -75,15 +75,19 @@ def test_a_fork_tells_what_a_python_of_its_own_tells(forks, monkeypatch, tmp_pat
     resources = cluster.Resources(memory_gib=0.05, cpus=1, limit_seconds=ENOUGH_SECONDS)
     told = {}
     for way in (False, True):
-        monkeypatch.setattr(launch, "can_fork", lambda job, way=way: way)
+        monkeypatch.setattr(start_supervisor, "can_fork", lambda job, way=way: way)
         folder = tmp_path / "kept"
-        told[way] = cluster.run(cluster.Job(tell, resources=resources), folder=folder, ports=(24231, 24232), show=None).results
-    assert json.dumps(told[True], indent=1, sort_keys=True) == json.dumps(told[False], indent=1, sort_keys=True)  # shown by line
+        told[way] = cluster.run(
+            cluster.Job(tell, resources=resources), folder=folder, ports=(24231, 24232), show=None
+        ).results
+    assert json.dumps(told[True], indent=1, sort_keys=True) == json.dumps(
+        told[False], indent=1, sort_keys=True
+    )  # shown by line
     assert told[True]["worker 1"]["marks"] == {"COURSE_FOLDER": str(tmp_path / "kept"), "COURSE_TASK": "worker 1"}
 
 
 def test_two_forks_draw_different_numbers(forks, monkeypatch):
-    monkeypatch.setattr(launch, "modules", lambda job: ("numpy.random",))
+    monkeypatch.setattr(start_supervisor, "modules", lambda job: ("numpy.random",))
 
     def draws(task):
         import random
@@ -124,13 +128,15 @@ def test_frameworks_are_imported_already_and_have_started_nothing():
     ],
 )
 def test_what_is_forked(fields, answer):
-    assert launch.can_fork(cluster.Job(**{"program": waits, **fields})) is answer
+    assert start_supervisor.can_fork(cluster.Job(**{"program": waits, **fields})) is answer
 
 
-@pytest.mark.parametrize("line", ["import keras", "import os, tensorflow.keras as k", "from jax import numpy", "from course_lib import data"])
+@pytest.mark.parametrize(
+    "line", ["import keras", "import os, tensorflow.keras as k", "from jax import numpy", "from course_lib import data"]
+)
 def test_a_program_that_imports_a_framework_is_forked(line, tmp_path):
     (tmp_path / "train.py").write_text(f"def main(task):\n    {line}\n")
-    assert launch.can_fork(cluster.Job(f"{tmp_path}/train.py:main"))
+    assert start_supervisor.can_fork(cluster.Job(f"{tmp_path}/train.py:main"))
 
 
 def server() -> psutil.Process:
@@ -167,32 +173,34 @@ def test_a_run_goes_on_without_the_server_that_began_it(forks):
 
     with cluster.start(cluster.Job(program, resources=RESOURCES, restarts=1), show=None) as running:
         running.wait_report("worker 0", attempt=0)
-        launch.stop_server()
+        start_supervisor.stop_server()
         running.kill("worker 1")
         assert running.outcome().results == {"worker 0": 1, "worker 1": 1}
 
 
 def test_a_server_that_dies_while_it_is_asked_is_one_line_and_the_next_start_has_another(forks, monkeypatch, tmp_path):
-    launch.stop_server()
-    monkeypatch.setattr(launch, "room", lambda: {"PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"})  # no Python starts so
+    start_supervisor.stop_server()
+    monkeypatch.setattr(
+        start_supervisor, "room", lambda: {"PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"}
+    )  # no Python starts so
     with pytest.raises(CourseError) as error:
         cluster.start(cluster.Job(waits, resources=RESOURCES))
     assert "the process that forks a cluster's tasks has ended" in one_line(error)
     assert_nothing_left(tmp_path)
-    monkeypatch.setattr(launch, "room", forking.room)
+    monkeypatch.setattr(start_supervisor, "room", fork.room)
     cluster.start(cluster.Job(waits, resources=RESOURCES), show=None).stop()
 
 
 def test_an_interrupt_while_the_server_imports_leaves_nothing(forks, monkeypatch, tmp_path):
-    launch.stop_server()
-    monkeypatch.setattr(launch, "modules", lambda job: ("tensorflow",))  # takes longer than what follows
-    right = launch.ForkServer.supervise
+    start_supervisor.stop_server()
+    monkeypatch.setattr(start_supervisor, "modules", lambda job: ("tensorflow",))  # takes longer than what follows
+    right = start_supervisor.ForkServer.supervise
 
     def interrupted(self, *arguments):
         threading.Timer(0.3, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
         return right(self, *arguments)
 
-    monkeypatch.setattr(launch.ForkServer, "supervise", interrupted)
+    monkeypatch.setattr(start_supervisor.ForkServer, "supervise", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
         cluster.start(cluster.Job(waits, resources=RESOURCES))
@@ -224,7 +232,8 @@ def test_a_loss_ends_the_lost_tasks_own_forks_and_no_others(forks):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_is_left_when_the_parent_of_forks_is_killed(tmp_path, number):
     script = tmp_path / "parent.py"
-    script.write_text(textwrap.dedent("""
+    script.write_text(
+        textwrap.dedent("""
         import json, os, psutil, threading
         from course_lib import cluster
         from course_lib.cluster import launch
@@ -244,7 +253,8 @@ def test_nothing_is_left_when_the_parent_of_forks_is_killed(tmp_path, number):
         running.pause("worker 1")
         print(json.dumps([child, [process.pid for process in psutil.Process().children(recursive=True)]]), flush=True)
         threading.Event().wait()
-    """))
+    """)
+    )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=environment) as process:
         child, pids = json.loads(process.stdout.readline())
@@ -269,7 +279,7 @@ def test_a_fork_of_the_parent_has_a_server_of_its_own(forks):
         code = 1
         try:
             code = 0 if list(run(answers).results.values()) == [0, 1] and server() != ours else 1
-            launch.stop_server()
+            start_supervisor.stop_server()
         finally:
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0

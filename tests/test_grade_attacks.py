@@ -64,7 +64,12 @@ def graded(tmp_path_factory) -> Graded:
         for canary in canaries:
             canary.write_text(CANARY)
         lasting = str(secrets.randbelow(10**6) + 10**6)  # seconds that a child sleeps, by which it is known again
-        words = {PORT: str(service.getsockname()[1]), FOLDER: str(folder / "home"), TEMPORARY: temporary.name, LASTING: lasting}
+        words = {
+            PORT: str(service.getsockname()[1]),
+            FOLDER: str(folder / "home"),
+            TEMPORARY: temporary.name,
+            LASTING: lasting,
+        }
         words[ABSTRACT] = f"canary-{lasting}"
         abstract.bind(f"\0{words[ABSTRACT]}")
         by_path.bind(str(folder / "home/socket"))
@@ -80,7 +85,10 @@ def graded(tmp_path_factory) -> Graded:
         environment = {**os.environ, "CANARY_WORD": "CANARY_WORD", "TMPDIR": str(folder / "tmp")}
         before = _shared_files()
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200)
-        fresh, callers = _shared_files() - before, [str(server) for server in (service, abstract, by_path) if _called(server)]
+        fresh, callers = (
+            _shared_files() - before,
+            [str(server) for server in (service, abstract, by_path) if _called(server)],
+        )
         found = [json.loads(path.read_text()) for path in (folder / "out/submissions").glob("*.json")]
         results = {result["learner"]: result for result in found}
         yield Graded(folder, command, environment, done, results, canaries, callers, fresh, lasting)
@@ -105,14 +113,22 @@ def said(result: dict) -> str:
     lines = [result["problem"], *result["notes"]]
     for verdict in result["verdicts"]:
         targets = [f"{target['goal']}: {target['detail']}" for target in verdict["targets"] if not target["met"]]
-        lines += [f"{verdict['question']} {verdict['problem']}", verdict["mistake"] or "", *verdict["hints"], *verdict["notes"], *targets]
+        lines += [
+            f"{verdict['question']} {verdict['problem']}",
+            verdict["mistake"] or "",
+            *verdict["hints"],
+            *verdict["notes"],
+            *targets,
+        ]
     return "\n".join(lines)
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: f"{attack.family}-{attack.name}")
 def test_it_scores_what_it_deserves(attack: Attack, graded):
     result = graded.results[attack.name]
-    assert tuple(verdict["question"] for verdict in result["verdicts"] if verdict["right"]) == attack.right, said(result)
+    assert tuple(verdict["question"] for verdict in result["verdicts"] if verdict["right"]) == attack.right, said(
+        result
+    )
     assert result["points"] == len(attack.right)
     assert re.search(attack.says, said(result)), said(result)
     assert re.search(attack.prints, result["output"], re.DOTALL), result["output"]
@@ -156,13 +172,19 @@ def test_nothing_lies_about(graded):
     assert graded.fresh == set()
     assert [path.name for path in (graded.folder / "tmp").iterdir()] == ["canary"]
     assert [path for path in graded.folder.rglob(f"*{LEFT}*")] == []
-    assert {path.name for path in (graded.folder / "handed in").iterdir()} == {attack.name for attack in ATTACKS} | {"canary"}
+    assert {path.name for path in (graded.folder / "handed in").iterdir()} == {attack.name for attack in ATTACKS} | {
+        "canary"
+    }
 
 
 def test_no_process_is_left(graded):
     processes = _processes()
     left = {number: line for number, (line, _) in processes.items() if graded.lasting in line}
-    left |= {number: line for number, (line, _) in processes.items() if "course_lib.grade.inside" in line and _is_orphan(number, processes)}
+    left |= {
+        number: line
+        for number, (line, _) in processes.items()
+        if "course_lib.staff.grade.sandbox_side" in line and _is_orphan(number, processes)
+    }
     assert left == {}
 
 
@@ -190,7 +212,9 @@ def _is_orphan(number: int, processes: dict[int, tuple[str, int]]) -> bool:
 def test_a_second_call_grades_nothing_again_and_leaves_the_same_bytes(graded):
     out = graded.folder / "out"
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    again = subprocess.run(graded.command, cwd=graded.folder, env=graded.environment, capture_output=True, text=True, timeout=300)
+    again = subprocess.run(
+        graded.command, cwd=graded.folder, env=graded.environment, capture_output=True, text=True, timeout=300
+    )
     assert again.returncode == 0, again.stderr
     assert "; all graded already" in again.stdout and "[1/" not in again.stdout
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before

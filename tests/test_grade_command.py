@@ -17,7 +17,7 @@ from unprivileged import as_nobody, give_to_nobody
 
 from course_lib import cli
 from course_lib.errors import CourseError
-from course_lib.grade import sandbox
+from course_lib.staff.grade import sandbox
 
 pytest.importorskip("tensorflow")
 
@@ -41,7 +41,10 @@ needs_sandbox = pytest.mark.skipif(bool(why), reason=why)
 
 
 def notebook(*sources: str) -> str:
-    cells = [{"cell_type": "code", "metadata": {}, "source": source, "outputs": [], "execution_count": None} for source in sources]
+    cells = [
+        {"cell_type": "code", "metadata": {}, "source": source, "outputs": [], "execution_count": None}
+        for source in sources
+    ]
     return json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4})
 
 
@@ -85,13 +88,20 @@ def test_marks_feedback_and_figures_are_there(graded):
     folder, done = graded
     assert done.returncode == 0 and done.stderr == "", done.stderr
     marks = rows(folder / "marks")
-    assert {learner: row["points"] for learner, row in marks.items()} == {"ana": "4", "ben": "0", "cleo": "1", "dan": ""}
+    assert {learner: row["points"] for learner, row in marks.items()} == {
+        "ana": "4",
+        "ben": "0",
+        "cleo": "1",
+        "dan": "",
+    }
     assert marks["cleo"]["mistakes"] == "q1: remainder dropped" and "not JSON" in marks["dan"]["problem"]
     assert {path.stem for path in (folder / "marks" / "feedback").iterdir()} == {"ana", "ben", "cleo", "dan"}
     figures = json.loads((folder / "marks" / "summary.json").read_text())
     assert figures["submissions"] == 4
     assert {"canvas", "moodle", "gradescope"} <= {path.name for path in (folder / "marks").iterdir()}
-    assert "4 submissions of 4 learners; 0 graded already" in done.stdout and "for canvas in marks/canvas" in done.stdout
+    assert (
+        "4 submissions of 4 learners; 0 graded already" in done.stdout and "for canvas in marks/canvas" in done.stdout
+    )
     assert "not graded: dan/00_start_here.ipynb is not JSON" in done.stdout
 
 
@@ -151,8 +161,8 @@ def test_nothing_passes_from_one_submission_to_the_next(tmp_path):
     """Through one sandbox, in this order; the finder answers only if it found nothing."""
     write_class(tmp_path / "in", {"a": notebook(LEAVES, Q1), "b": notebook(FINDS + Q1)})
     done = course_grade(tmp_path, "in", "--out", "out", "--jobs", 1)
-    assert {learner: row["q1"] for learner, row in rows(tmp_path / "out").items()} == {"a": "1", "b": "1"}, done.stdout + "".join(
-        path.read_text() for path in (tmp_path / "out" / "submissions").glob("b*")
+    assert {learner: row["q1"] for learner, row in rows(tmp_path / "out").items()} == {"a": "1", "b": "1"}, (
+        done.stdout + "".join(path.read_text() for path in (tmp_path / "out" / "submissions").glob("b*"))
     )
 
 
@@ -177,7 +187,9 @@ def ended_after(results: int, folder: Path, *arguments: object, by: signal.Signa
 
 @needs_sandbox
 def test_killed_three_times_and_resumed_it_ends_as_if_undisturbed(tmp_path):
-    texts = {f"learner {number:02}": notebook(f"# {number}", Q1 if number % 3 else Q1_WRONG, Q2) for number in range(24)}
+    texts = {
+        f"learner {number:02}": notebook(f"# {number}", Q1 if number % 3 else Q1_WRONG, Q2) for number in range(24)
+    }
     write_class(tmp_path / "in", texts)
     (tmp_path / "secret").write_text("fedcba9876543210")
     for count in (3, 4, 5):
@@ -198,7 +210,10 @@ def test_stopped_by_ctrl_c_it_says_what_is_kept(tmp_path):
     never_ends = notebook("import threading; threading.Event().wait()", Q1)
     write_class(tmp_path / "in", {"ana": notebook(Q1), "ben": notebook("# ben", Q1), "cem": never_ends})
     code, complaints = ended_after(2, tmp_path, "in", "--out", "out", by=signal.SIGINT)
-    assert (code, complaints) == (130, "course grade: stopped; 2 of 3 have their result, and the same command goes on\n")
+    assert (code, complaints) == (
+        130,
+        "course grade: stopped; 2 of 3 have their result, and the same command goes on\n",
+    )
     assert len(list((tmp_path / "out" / "submissions").glob("*.json"))) == 2
 
 
@@ -206,7 +221,10 @@ def test_without_a_sandbox_the_marks_are_the_same(tmp_path):
     write_class(tmp_path / "in", {"ana": notebook(Q1, Q2), "ben": notebook(Q1_WRONG, "import os; os._exit(1)", Q2)})
     done = course_grade(tmp_path, "in", "--out", "out", "--run-submissions-as-me")
     assert done.returncode == 0, done.stderr
-    assert {learner: (row["q1"], row["q2"]) for learner, row in rows(tmp_path / "out").items()} == {"ana": ("1", "1"), "ben": ("0", "1")}
+    assert {learner: (row["q1"], row["q2"]) for learner, row in rows(tmp_path / "out").items()} == {
+        "ana": ("1", "1"),
+        "ben": ("0", "1"),
+    }
 
 
 def test_root_and_a_missing_sandbox_are_one_line(monkeypatch, tmp_path):
@@ -232,15 +250,19 @@ def test_a_kernel_that_allows_too_few_namespaces_is_one_line_with_the_setting(tm
     here = ["unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", few, "sh"]
     grade = [sys.executable, "-m", "course_lib.cli", "grade", "in", "--out", "out"]
     give_to_nobody(tmp_path)
-    done = subprocess.run(as_nobody([*here, *grade], tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        as_nobody([*here, *grade], tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 2 and not done.stdout and len(done.stderr.splitlines()) == 1
-    assert "cannot make a sandbox here" in done.stderr and "`sudo sysctl -w user.max_user_namespaces=1000`" in done.stderr
+    assert (
+        "cannot make a sandbox here" in done.stderr and "`sudo sysctl -w user.max_user_namespaces=1000`" in done.stderr
+    )
 
 
 def test_the_sandbox_holds_no_reference_and_no_home():
     words = sandbox.command("tensorflow", enclosed=True)
     hidden = {words[place + 1] for place, word in enumerate(words) if word == "--tmpfs"}
-    assert {str(sandbox.PACKAGE / "grading" / "bank"), str(sandbox.PACKAGE / "grade")} <= hidden
+    assert {str(sandbox.PACKAGE / "exercises" / "judges"), str(sandbox.PACKAGE / "staff")} <= hidden
     shown = [words[place + 1] for place, word in enumerate(words) if word.startswith("--ro-bind")]
     assert str(sandbox.PACKAGE) in shown and not {str(Path.home()), "/", "/home", str(ROOT)} & {*shown}
     assert "--bind" not in words and not any(word.startswith("--dev-bind") for word in words)
@@ -249,11 +271,15 @@ def test_the_sandbox_holds_no_reference_and_no_home():
 @pytest.mark.parametrize(
     "line, says",
     [
-        ("x --out o --jobs 0", "a whole number"), ("x --out o --share 4/4", "K from 0 to N - 1"), ("x", "--out"),
-        ("x --out o --seconds -1", "a positive number"), ("x --out o --export excel", "invalid choice"), ("--out o", "path"),
+        ("x --out o --jobs 0", "a whole number"),
+        ("x --out o --share 4/4", "K from 0 to N - 1"),
+        ("x", "--out"),
+        ("x --out o --seconds -1", "a positive number"),
+        ("x --out o --export excel", "invalid choice"),
+        ("--out o", "path"),
         ("x --out o --cell-seconds nan", "a positive number"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_in_the_call_is_one_line(capsys, line, says):
     with pytest.raises(SystemExit) as left:
         cli.main(["grade", *line.split()])

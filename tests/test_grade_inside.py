@@ -8,9 +8,9 @@ import textwrap
 import numpy as np
 import pytest
 
-from course_lib.grade.inside import answers, channel, check
-from course_lib.grade.inside.answers import Unreadable, pack, unpack
-from course_lib.grading.judging import same
+from course_lib.staff.grade.sandbox_side import answers, channel, exercise_stub
+from course_lib.staff.grade.sandbox_side.answers import Unreadable, pack, unpack
+from course_lib.exercises.judge import same
 
 PLAIN = {
     "numbers": [1, -2.5, True, None, "text", float("inf")],
@@ -35,12 +35,25 @@ def test_half_a_surrogate_pair_becomes_a_text_that_a_file_takes():
 @pytest.mark.parametrize(
     "line",
     [
-        "", "{", "[" * 100_000, "1" * 5_000, '{"x": 1}', '{"a": 1}', '{"a": [1, 2]}', '{"a": ["<f4", [1], "AAAA"]}',
-        '{"a": ["|O", [1], "AAAAAAAAAAA="]}', '{"a": ["<f4", [-1], ""]}', '{"a": ["<f4", [4294967296, 4294967296], ""]}',
-        '{"a": ["<f4", [true], "AAAAAA=="]}', '{"a": ["<M8[s]", [1], "AAAAAAAAAAA="]}', '{"a": ["<U0", [9], ""]}',
-        '{"a": ["f4,f4", [1], "AAAAAAAAAAA="]}', '{"d": [1]}', json.dumps([[[]]] * 2)[:-1],
+        "",
+        "{",
+        "[" * 100_000,
+        "1" * 5_000,
+        '{"x": 1}',
+        '{"a": 1}',
+        '{"a": [1, 2]}',
+        '{"a": ["<f4", [1], "AAAA"]}',
+        '{"a": ["|O", [1], "AAAAAAAAAAA="]}',
+        '{"a": ["<f4", [-1], ""]}',
+        '{"a": ["<f4", [4294967296, 4294967296], ""]}',
+        '{"a": ["<f4", [true], "AAAAAA=="]}',
+        '{"a": ["<M8[s]", [1], "AAAAAAAAAAA="]}',
+        '{"a": ["<U0", [9], ""]}',
+        '{"a": ["f4,f4", [1], "AAAAAAAAAAA="]}',
+        '{"d": [1]}',
+        json.dumps([[[]]] * 2)[:-1],
     ],
-)  # fmt: skip
+)
 def test_what_pack_did_not_write_is_unreadable(line):
     with pytest.raises(Unreadable):
         unpack(line)
@@ -53,7 +66,7 @@ def test_answers_have_a_largest_size(monkeypatch):
 
 
 def test_the_check_of_a_notebook_gives_no_verdict(capsys):
-    exercise = check.Exercise("00_start_here")
+    exercise = exercise_stub.Exercise("00_start_here")
     assert exercise("q1") is None and "feedback page" in capsys.readouterr().out and "feedback page" in repr(exercise)
 
 
@@ -62,14 +75,16 @@ def test_the_check_of_a_notebook_gives_no_verdict(capsys):
 HEAD = """
 import operator, socket, sys
 import numpy as np
-from course_lib.grade.inside import channel, guard
-from course_lib.grading import asking
-from course_lib.grading.probes import ex00
+from course_lib.staff.grade.sandbox_side import channel, guard
+from course_lib.exercises import asking
+from course_lib.exercises.probes import ex00
 """
 
 
 def tried(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", HEAD + textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", HEAD + textwrap.dedent(code)], capture_output=True, text=True, timeout=120
+    )
     return done.stdout + done.stderr[-2000:]
 
 
@@ -78,18 +93,18 @@ def tried(code: str) -> str:
     [
         ("pass", ""),
         ("np.allclose = lambda *_: True", "numpy.allclose"),
-        ("asking.plain = lambda value, key='': value", "course_lib.grading.asking.plain"),
-        ("asking.WRITE_HERE = ''", "course_lib.grading.asking.WRITE_HERE"),
-        ("ex00.len = lambda _: 4", "course_lib.grading.probes.ex00.len"),
+        ("asking.plain = lambda value, key='': value", "course_lib.exercises.ask.plain"),
+        ("asking.WRITE_HERE = ''", "course_lib.exercises.ask.WRITE_HERE"),
+        ("ex00.len = lambda _: 4", "course_lib.exercises.probes.ex00.len"),
         ("import builtins; builtins.len = lambda _: 4", "builtins.len"),
-        ("asking.NotPlain.__init__ = lambda *_: None", "course_lib.grading.asking.NotPlain.__init__"),
+        ("asking.NotPlain.__init__ = lambda *_: None", "course_lib.exercises.ask.NotPlain.__init__"),
         ("asking.NotPlain.__bases__ = (ValueError,)", "the bases of a class"),
         ("import builtins; builtins.all = lambda _: True; builtins.map = zip", "builtins.all"),
         ("np.random.default_rng = 1", "numpy.random.default_rng"),
         ("operator.is_ = lambda *_: True; np.allclose = 1", "numpy.allclose"),
         ("np.of_my_own = 1; sys.modules['mine'] = sys", ""),
     ],
-)  # fmt: skip
+)
 def test_the_guard_names_what_was_replaced(change, name):
     assert tried(f"changed, _ = guard.take_snapshot()\n{change}\nprint(repr(changed()))").strip() == repr(name)
 
@@ -137,12 +152,24 @@ def lines_of(said: str) -> list[dict]:
 def test_records_leave_with_the_key():
     steps = '(tell, {"begins": 3}), (_look, QUESTION), (cell, "import numpy; numpy.allclose = 1"), (_look, QUESTION)'
     first, second, third = lines_of(tried(f"{RUNNER}\nbegin({steps})\nprint(told())"))
-    assert first == {"begins": 3} and second == {"answers": "[]", "stopped": False, "changed": "", "threads": 0} and third["changed"] == "numpy.allclose"
+    assert (
+        first == {"begins": 3}
+        and second == {"answers": "[]", "stopped": False, "changed": "", "threads": 0}
+        and third["changed"] == "numpy.allclose"
+    )
 
 
 def test_only_lines_with_their_seal_count_and_only_once():
-    first, second, forged = channel.sealed(KEY, 0, b"{}"), channel.sealed(KEY, 1, b"[]"), channel.sealed(b"another", 0, b"{}")
-    for stream in (first + second, forged + b"garbage\n\n" + first + first + forged + second + second, b"\n" + first + second[:-1] + b"\n"):
+    first, second, forged = (
+        channel.sealed(KEY, 0, b"{}"),
+        channel.sealed(KEY, 1, b"[]"),
+        channel.sealed(b"another", 0, b"{}"),
+    )
+    for stream in (
+        first + second,
+        forged + b"garbage\n\n" + first + first + forged + second + second,
+        b"\n" + first + second[:-1] + b"\n",
+    ):
         for size in (1, 7, len(stream)):
             reader = channel.Unsealed(KEY)
             pieces = [stream[start : start + size] for start in range(0, len(stream), size)]
@@ -160,13 +187,19 @@ def test_only_lines_with_their_seal_count_and_only_once():
     ],
 )
 def test_what_could_run_beside_a_probe_is_told(code, says):
-    between, after = lines_of(tried(f"{RUNNER}\nbegin((cell, {code!r}), (sys.audit, 'course.look'), (_look, QUESTION))\nprint(told(), flush=True)\nos._exit(0)"))
+    between, after = lines_of(
+        tried(
+            f"{RUNNER}\nbegin((cell, {code!r}), (sys.audit, 'course.look'), (_look, QUESTION))\nprint(told(), flush=True)\nos._exit(0)"
+        )
+    )
     assert says in between["changed"] and says in after["changed"]
 
 
 def test_threads_of_the_notebook_are_counted():
     leaves = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
-    (told,) = lines_of(tried(f"{RUNNER}\nbegin((cell, {leaves!r}), (_look, QUESTION))\nprint(told(), flush=True)\nos._exit(0)"))
+    (told,) = lines_of(
+        tried(f"{RUNNER}\nbegin((cell, {leaves!r}), (_look, QUESTION))\nprint(told(), flush=True)\nos._exit(0)")
+    )
     assert told["threads"] == 1 and told["changed"] == ""
 
 
@@ -246,4 +279,6 @@ def test_an_honest_cell_may_do_what_lessons_do():
     begin((honest,), (_look, QUESTION))
     print(told())
     """
-    assert lines_of(tried(RUNNER + textwrap.dedent(code)).splitlines()[0]) == [{"answers": "[]", "stopped": False, "changed": "", "threads": 0}]
+    assert lines_of(tried(RUNNER + textwrap.dedent(code)).splitlines()[0]) == [
+        {"answers": "[]", "stopped": False, "changed": "", "threads": 0}
+    ]

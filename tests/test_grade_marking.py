@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from course_lib.grade import marking
-from course_lib.grade.box import Told
-from course_lib.grade.inside.answers import pack
-from course_lib.grade.limits import Limits
-from course_lib.grade.page import state
-from course_lib.grade.submissions import Submission
-from course_lib.grading import bank
-from course_lib.grading.cells import question_tags, read_notebook
-from course_lib.grading.probes import ex00
+from course_lib.staff.grade import marking
+from course_lib.staff.grade.sandbox_process import Told
+from course_lib.staff.grade.sandbox_side.answers import pack
+from course_lib.staff.grade.limits import Limits
+from course_lib.staff.grade.html_page import state
+from course_lib.staff.grade.submissions import Submission
+from course_lib.exercises import judges
+from course_lib.exercises.notebook_cells import question_tags, read_notebook
+from course_lib.exercises.probes import ex00
 
 ROOT = Path(__file__).parents[1]
 SECRET = b"a secret of the course"
 LIMITS = Limits(cell_seconds=7, seconds=70, memory_gib=3)
-QUESTIONS = bank.questions("00_start_here")
+QUESTIONS = judges.questions("00_start_here")
 
 
 def submission(*sources: str, **changes) -> Submission:
@@ -68,7 +68,9 @@ ENDED = {"limit": None, "last": 3, "output": "said", "exit": 0}
 
 
 def test_seeds_follow_from_secret_and_content_alone():
-    assert marking.seeds_of(SECRET, BOTH) == marking.seeds_of(SECRET, replace(BOTH, learner="ben", file="other")) == SEEDS
+    assert (
+        marking.seeds_of(SECRET, BOTH) == marking.seeds_of(SECRET, replace(BOTH, learner="ben", file="other")) == SEEDS
+    )
     assert len({*SEEDS.values()}) == len(QUESTIONS)
     for other in (marking.seeds_of(b"another", BOTH), marking.seeds_of(SECRET, submission(Q1, Q2))):
         assert not {*SEEDS.values()} & {*other.values()}
@@ -80,7 +82,7 @@ def test_the_job_says_where_each_question_is_answered_and_holds_no_reference():
     assert job["answering"][:2] == [[1], [3]] and job["checking"][:2] == [[2], []]
     assert [one["seed"] for one in job["questions"]] == list(SEEDS.values())
     assert (job["cell_seconds"], job["seconds"], job["memory_gib"]) == (7, 70, 3)
-    assert "bank" not in json.dumps(job)
+    assert "judges" not in json.dumps(job)
 
 
 def test_a_right_answer_counts_whatever_comes_after():
@@ -116,7 +118,12 @@ def test_forged_or_broken_records_earn_nothing(record, says):
 
 
 def test_a_replacement_seen_during_a_probe_counts_against_that_probe_alone():
-    q2 = {"question": "q2", "seed": SEEDS["q2"], "answers": pack(ex00.probe_steps({"steps_per_epoch": steps}, SEEDS["q2"])), "changed": ""}
+    q2 = {
+        "question": "q2",
+        "seed": SEEDS["q2"],
+        "answers": pack(ex00.probe_steps({"steps_per_epoch": steps}, SEEDS["q2"])),
+        "changed": "",
+    }
     result, _ = graded([([{"changed": "tensorflow.Tensor.device"}, answers(right(SEEDS["q1"])), q2, END], ENDED)])
     assert [verdict.points for verdict in result.verdicts] == [0, 1, 0, 0]
     assert "tensorflow.Tensor.device" in result.verdicts[0].problem
@@ -129,7 +136,9 @@ def test_what_other_cells_raised_is_noted_and_costs_nothing():
     assert "cell 2 raised ValueError: no " in result.verdicts[0].notes
 
 
-@pytest.mark.parametrize("error, says", [("SyntaxError: no colon", True), ("NotImplementedError: q1: write your answer here", False)])
+@pytest.mark.parametrize(
+    "error, says", [("SyntaxError: no colon", True), ("NotImplementedError: q1: write your answer here", False)]
+)
 def test_an_answer_whose_cell_failed_is_not_called_blank(error, says):
     missing = pack({"stopped": {"kind": "missing", "line": "it asks for shard_sizes"}})
     result, _ = graded([([{"error": error, "at": 1}, answers(missing), END], ENDED)])
@@ -142,9 +151,16 @@ def test_the_published_answers_are_for_the_examiner_and_cost_nothing():
     cells = read_notebook(ROOT / "solutions" / "00_start_here.ipynb")["cells"]
     own = [cell["source"] for cell in cells if question_tags(cell)]
     reworded = [re.sub(r"(?m)^ *###.*\n?", "", source) + "\n\n# my own" for source in own]
-    for sources, line in ((reworded, "q1, q2, q3, q4: the code is"), (own[:2], "q1, q2: the code is"), (own[:1], ""), ([Q1, Q2], "")):
+    for sources, line in (
+        (reworded, "q1, q2, q3, q4: the code is"),
+        (own[:2], "q1, q2: the code is"),
+        (own[:1], ""),
+        ([Q1, Q2], ""),
+    ):
         result, _ = graded([([END], ENDED)], submission(*sources))
-        assert [said for said in result.review if "published" in said] == ([f"{line} the published solution's"] if line else [])
+        assert [said for said in result.review if "published" in said] == (
+            [f"{line} the published solution's"] if line else []
+        )
     assert result.points == 0
 
 

@@ -12,7 +12,7 @@ from test_grade_command import Q1, Q1_WRONG, Q2, course_grade, files, notebook, 
 from unprivileged import give_to_nobody, in_view
 
 from course_lib.errors import CourseError
-from course_lib.grade import slurm
+from course_lib.staff.grade import grade_slurm
 
 LIMITS = ("--memory-gib", 3, "--cell-seconds", 60)
 
@@ -32,10 +32,14 @@ def class_folder():
 
 
 def test_the_scripts_ask_for_what_their_tasks_need(tmp_path):
-    array, merge = slurm.write(tmp_path, ["in", "--out", "my marks"], tasks=5, desks=2, memory_gib=3, options=["--partition=cpu"])
+    array, merge = grade_slurm.write(
+        tmp_path, ["in", "--out", "my marks"], tasks=5, desks=2, memory_gib=3, options=["--partition=cpu"]
+    )
     for script in (array, merge):
         text = script.read_text()
-        assert "#SBATCH --mem=6144M" in text and "#SBATCH --cpus-per-task=2" in text and "#SBATCH --partition=cpu" in text
+        assert (
+            "#SBATCH --mem=6144M" in text and "#SBATCH --cpus-per-task=2" in text and "#SBATCH --partition=cpu" in text
+        )
         assert "grade in --out 'my marks'" in text
         subprocess.run(["bash", "-n", script], check=True)
     assert "--array=0-4" in array.read_text() and '--share "$SLURM_ARRAY_TASK_ID/5"' in array.read_text()
@@ -45,7 +49,7 @@ def test_the_scripts_ask_for_what_their_tasks_need(tmp_path):
 def test_without_slurm_there_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CourseError, match="no sbatch.*run `sbatch .*array.sh`, then"):
-        slurm.submit(tmp_path / "array.sh", tmp_path / "merge.sh")
+        grade_slurm.submit(tmp_path / "array.sh", tmp_path / "merge.sh")
 
 
 def test_two_nodes_give_the_marks_of_one_machine(class_folder):

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from course_lib.errors import CourseError
-from course_lib.grade import submissions
-from course_lib.grade.review import LINE_LENGTH, LINES, suspicious
-from course_lib.grade.submissions import find
-from course_lib.grading import bank, cells
+from course_lib.staff.grade import submissions
+from course_lib.staff.grade.review import LINE_LENGTH, LINES, suspicious
+from course_lib.staff.grade.submissions import find
+from course_lib.exercises import judges, notebook_cells
 
 ROOT = Path(__file__).parents[1]
 ZERO, TWO, THREE = "00_start_here", "02_data_parallelism", "03_multi_worker"
@@ -26,7 +26,7 @@ MOODLE = "Jane Doe_12345_assignsubmission_file_"
 
 
 def notebook(exercise: str | None = TWO, **more) -> bytes:
-    source = f'from course_lib.grading import Exercise\ncheck = Exercise("{exercise}")' if exercise else "x = 1"
+    source = f'from course_lib.exercises import Exercise\ncheck = Exercise("{exercise}")' if exercise else "x = 1"
     code = [{"cell_type": "markdown", "source": "# Title"}, {"cell_type": "code", "source": [source]}]
     return json.dumps({"cells": code, "nbformat": 4, **more}).encode()
 
@@ -72,8 +72,10 @@ LAYOUTS = {
     "a wrapper of one learner is the learner": (["ana/part/x.ipynb"], ["ana"]),
     "an exercise's folder": (["02_data_parallelism/ana.ipynb", "02_data_parallelism/ben.ipynb"], ["ana", "ben"]),
     "an exercise's folder of folders": (["02_data_parallelism/ana/x.ipynb"], ["ana"]),
-    "Moodle's folders": ([f"{MOODLE}/x.ipynb", "Jane Doe_9_assignsubmission_file/x.ipynb"],
-                         ["Jane Doe (9)", "Jane Doe (12345)"]),
+    "Moodle's folders": (
+        [f"{MOODLE}/x.ipynb", "Jane Doe_9_assignsubmission_file/x.ipynb"],
+        ["Jane Doe (9)", "Jane Doe (12345)"],
+    ),
     "Moodle's files": ([f"{MOODLE}x.ipynb"], ["Jane Doe (12345)"]),
     "Moodle's zips": ([f"{MOODLE}x.zip", "Li_6_assignsubmission_file_y.zip"], ["Jane Doe (12345)", "Li (6)"]),
     "Moodle in a wrapper": ([f"w/{MOODLE}/x.ipynb"], ["Jane Doe (12345)"]),
@@ -85,13 +87,15 @@ LAYOUTS = {
     "a name before the exercise's": (["ana_02_data_parallelism.ipynb"], ["ana"]),
     "a name after it": (["02_data_parallelism_ana (2).ipynb", "02_data_parallelism-ben.ipynb"], ["ana", "ben"]),
     "only the exercise's name": (["02_data_parallelism.ipynb"], [TWO]),
-    "a browser's copies of it": (["02_data_parallelism (1).ipynb", "02_data_parallelism-Copy1.ipynb"],
-                                 ["02_data_parallelism (1)", "02_data_parallelism-Copy1"]),
+    "a browser's copies of it": (
+        ["02_data_parallelism (1).ipynb", "02_data_parallelism-Copy1.ipynb"],
+        ["02_data_parallelism (1)", "02_data_parallelism-Copy1"],
+    ),
     "a plain name": (["ana.ipynb"], ["ana"]),
     "an ending in capitals": (["ana.IPYNB", "ben.ZIP"], ["ana", "ben"]),
     "numbers in their natural order": (["s10/x.ipynb", "s9/x.ipynb", "S1/x.ipynb"], ["S1", "s9", "s10"]),
     "capitals make another learner": (["Ana/x.ipynb", "ana/x.ipynb"], ["Ana", "ana"]),
-}  # fmt: skip
+}
 
 
 def layout(paths: list[str]) -> dict[str, bytes]:
@@ -215,7 +219,10 @@ NOTEBOOK_OF_ANA = {"ana/02.ipynb": notebook()}
     [
         ({"gus/02.ipynb.txt": b"", "gus/notes/a.txt": b""}, ["gus"]),
         ({"ben/02.zip": zipped({"02.ipynb": notebook(), "a.txt": b""}), "gus/a.txt": b""}, ["gus"]),
-        ({"doe_1_assignsubmission_file_/a.txt": b"", "roe_2_assignsubmission_file_/a.txt": b""}, ["doe (1)", "roe (2)"]),
+        (
+            {"doe_1_assignsubmission_file_/a.txt": b"", "roe_2_assignsubmission_file_/a.txt": b""},
+            ["doe (1)", "roe (2)"],
+        ),
         ({"02_data_parallelism/ben/x.ipynb": notebook(), "02_data_parallelism/gus/a.txt": b""}, ["gus"]),
         ({"ana/figures/a.png": b"", "readme.txt": b""}, []),
     ],
@@ -225,8 +232,12 @@ def test_a_learner_without_a_notebook_is_named(tmp_path, paths, learners, kind):
     files = NOTEBOOK_OF_ANA | paths
     (tmp_path / "all.zip").write_bytes(zipped(files))
     found = find([tree(tmp_path / "all", files) if kind == "folder" else tmp_path / "all.zip"])
-    assert [one.learner for one in found if one.problem] == learners and "ana" in [one.learner for one in found if not one.problem]
-    assert all("there is no notebook (.ipynb) from" in one.problem and "a.txt" in one.problem for one in found if one.problem)
+    assert [one.learner for one in found if one.problem] == learners and "ana" in [
+        one.learner for one in found if not one.problem
+    ]
+    assert all(
+        "there is no notebook (.ipynb) from" in one.problem and "a.txt" in one.problem for one in found if one.problem
+    )
     assert len({one.name for one in found}) == len(found)
 
 
@@ -524,26 +535,26 @@ def test_composed_and_decomposed_letters_are_one_learner(tmp_path):
 @pytest.mark.parametrize("odd", [None, 5, "q1", ["q1"], {"tags": 5}, {"tags": "q1"}, {"tags": [[], None]}])
 def test_odd_metadata_is_survived(odd):
     content = json.dumps({"cells": [{"cell_type": "code", "source": "x", "metadata": odd}], "metadata": odd}).encode()
-    (cell,) = cells.notebook_of(content, "x")["cells"]
-    assert cells.question_tags(cell) == [] and cells.exercise_name([cell]) is None
+    (cell,) = notebook_cells.notebook_of(content, "x")["cells"]
+    assert notebook_cells.question_tags(cell) == [] and notebook_cells.exercise_name([cell]) is None
 
 
 def test_cells_are_read_from_bytes():
     source = 'check = Exercise( "02_data_parallelism" )\nname = "\ud800"'
     code = [{"cell_type": "markdown", "source": 'Exercise("x")'}, {"cell_type": "code", "source": source}]
-    read = cells.notebook_of(b"\xef\xbb\xbf" + json.dumps({"cells": code}).encode(), "x")["cells"]
-    assert cells.exercise_name(read) == TWO
+    read = notebook_cells.notebook_of(b"\xef\xbb\xbf" + json.dumps({"cells": code}).encode(), "x")["cells"]
+    assert notebook_cells.exercise_name(read) == TWO
     assert read[1]["source"].encode().endswith(b'"?"')  # half a surrogate pair is no text
 
 
 def test_answering_cells_carry_the_tag_or_define_the_name():
-    question = bank.questions(ZERO)[0]
+    question = judges.questions(ZERO)[0]
     name = question.asks_for[0]
     sources = [f"# {name}", f"def {name}(): pass", "x = 1", f"x = {name}", f"{name} = 1"]
     tagged = {"cell_type": "code", "source": "y = 1", "metadata": {"tags": ["q1"]}}
     code = [{"cell_type": "code", "source": source} for source in sources] + [tagged]
     code += [{"cell_type": "markdown", "source": f"def {name}(): pass", "metadata": {"tags": ["q1"]}}]
-    assert cells.answering_cells(code, question) == [1, 4, 5]
+    assert notebook_cells.answering_cells(code, question) == [1, 4, 5]
 
 
 # What an examiner is pointed at.
@@ -557,7 +568,7 @@ REACHES = {
     "from numpy import ndarray\ntype.__setattr__(ndarray, 'x', 1)": "sets numpy.ndarray.x",
     "import numpy as np\nnp.__dict__['allclose'] = 1": "sets numpy.__dict__",
     "import numpy as np\nvars(np)['allclose'] = 1": "sets numpy.__dict__",
-    "from course_lib.grading import Exercise\nExercise.__call__ = print": "sets course_lib.grading.Exercise.__call__",
+    "from course_lib.exercises import Exercise\nExercise.__call__ = print": "sets course_lib.exercises.Exercise.__call__",
     "import numpy as np\nfor np.pi in (1, 2): pass": "sets numpy.pi",
     "type(x).__eq__ = lambda *a: True": "sets __eq__ of a class that it takes from an object",
     "x.__class__.__eq__ = 1": "sets __eq__ of a class that it takes from an object",
@@ -606,10 +617,10 @@ REACHES = {
     "check.__call__.__closure__[0].cell_contents": "uses cell_contents",
     "getattr(f, '__code__')": "names __code__",
     "__builtins__.print = 1": "uses __builtins__",
-    "from course_lib.grading import bank": "imports course_lib.grading.bank",
-    "import course_lib.grade.review": "imports course_lib.grade",
-    "from course_lib.grading.exercise import Exercise": "imports course_lib.grading.exercise",
-    "import course_lib.grading\ncourse_lib.grading.judging.judge": "uses course_lib.grading.judging",
+    "from course_lib.exercises import bank": "imports course_lib.exercises.judges",
+    "import course_lib.staff.grade.review": "imports course_lib.staff.grade",
+    "from course_lib.exercises.check import Exercise": "imports course_lib.exercises.check",
+    "import course_lib.exercises\ncourse_lib.grading.judging.judge": "uses course_lib.exercises.judge",
     "check._questions['q1']": "uses _questions",
     "p = f'/proc/{1}/mem'": "names the path /proc/",
     "open('/tmp/x')": "opens /tmp/x",
@@ -637,7 +648,7 @@ def test_reaching_for_the_grader_is_told(source, says):
         "import jax\njax.config.jax_enable_x64 = True",
         "class Mine:\n    def __init__(self): self.x = 1\nmine = Mine()\nmine.y = 2\nMine.z = 3\nsetattr(mine, 'y', 1)",
         '"""/proc/self and f_back."""\n# import ctypes',
-        "from course_lib.grading.probes import ex10\nfrom course_lib.grading import Exercise, Question",
+        "from course_lib.exercises.probes import ex10\nfrom course_lib.exercises import Exercise, Question",
         "x.__class__.__name__\nclass A:\n    events = 1\nA.events\nget_ipython().run_line_magic('time', '')",
         "import signal\nimport types\nsignal.SIGTERM\ntypes.SimpleNamespace()\nx.strides",
         "import re\nexec('x = 1')\nopen('data.txt')",
@@ -653,11 +664,15 @@ EXERCISES = sorted((*ROOT.glob("solutions/*.ipynb"), *ROOT.glob("exercises/*.ipy
 
 @pytest.mark.parametrize("path", EXERCISES, ids=lambda path: f"{path.parent.name} {path.stem[:2]}")
 def test_the_courses_own_exercises_get_no_line(path):
-    assert suspicious(cells.read_notebook(path)["cells"]) == ()
+    assert suspicious(notebook_cells.read_notebook(path)["cells"]) == ()
 
 
 def test_lessons_get_no_line_but_for_their_processes_and_threads():
-    lines = {line for path in ROOT.glob("notebooks/*.ipynb") for line in suspicious(cells.read_notebook(path)["cells"])}
+    lines = {
+        line
+        for path in ROOT.glob("notebooks/*.ipynb")
+        for line in suspicious(notebook_cells.read_notebook(path)["cells"])
+    }
     assert {line.split(maxsplit=2)[2] for line in lines} == {"imports threading", "imports subprocess"}
 
 
@@ -670,10 +685,20 @@ def test_lines_are_few_short_and_printable():
 
 @pytest.mark.parametrize(
     "source",
-    ["-" * 50_000 + "1", "(" * 50_000, "a" + ".b" * 50_000, "f" + "()" * 50_000, "a\0b", "lambda:" * 5_000 + "1",
-     "import numpy as np\n" + ("np" + ".b" * 900 + "\n") * 4, "=" + " " * 50_000, "\ufffd", "'\\"],
+    [
+        "-" * 50_000 + "1",
+        "(" * 50_000,
+        "a" + ".b" * 50_000,
+        "f" + "()" * 50_000,
+        "a\0b",
+        "lambda:" * 5_000 + "1",
+        "import numpy as np\n" + ("np" + ".b" * 900 + "\n") * 4,
+        "=" + " " * 50_000,
+        "\ufffd",
+        "'\\",
+    ],
     ids=range(10),
-)  # fmt: skip
+)
 def test_no_source_breaks_the_review(source):
     assert suspicious([{"cell_type": "code", "source": source}]) == ()
 

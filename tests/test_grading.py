@@ -11,11 +11,12 @@ import pytest
 
 from course_lib import progress
 from course_lib.errors import CourseError
-from course_lib.grading import CheckFailed, Exercise, Mistake, Question, Target, bank, generate, journal, terminal
-from course_lib.grading.asking import NotPlain, ask, plain
-from course_lib.grading.exercise import VERDICT_MIME
-from course_lib.grading.judging import judge, same
-from course_lib.grading.verdict import Verdict
+from course_lib.exercises import CheckFailed, Exercise, Mistake, Question, Target, judges, journal, run_notebook
+from course_lib.staff import new_exercises
+from course_lib.exercises.ask import NotPlain, ask, plain
+from course_lib.exercises.check import VERDICT_MIME
+from course_lib.exercises.judge import judge, same
+from course_lib.exercises.verdict import Verdict
 
 ROOT = Path(__file__).parents[1]
 
@@ -112,13 +113,21 @@ def test_blank_is_called_blank(source):
 @pytest.mark.parametrize("source", ["def double(x): pass", "def double(x): y = 2 * x"])
 def test_an_answer_without_return_is_not_called_blank(source):
     verdict = judge(DOUBLE, ask(DOUBLE.probe, DOUBLE.asks_for, in_notebook(source), 0), 0)
-    assert verdict.summary == "q1 is not right yet: double returned None; does it end with a `return`?" and not verdict.right
+    assert (
+        verdict.summary == "q1 is not right yet: double returned None; does it end with a `return`?"
+        and not verdict.right
+    )
 
 
 def test_an_answer_without_return_is_told_so_while_tensorflow_traces():
     tf = pytest.importorskip("tensorflow")
     traced = in_notebook("def double(x): y = 2 * x")
-    answers = ask(lambda names, seed: {"y": tf.function(lambda x: names["double"](x))(tf.constant(1.0)).numpy()}, ("double",), traced, 0)
+    answers = ask(
+        lambda names, seed: {"y": tf.function(lambda x: names["double"](x))(tf.constant(1.0)).numpy()},
+        ("double",),
+        traced,
+        0,
+    )
     assert answers["stopped"] == {"kind": "nothing", "line": "double returned None; does it end with a `return`?"}
 
 
@@ -129,7 +138,12 @@ def test_what_a_framework_has_not_implemented_is_no_blank():
 
 
 def test_missing_name_names_its_neighbours():
-    answers = ask(DOUBLE.probe, DOUBLE.asks_for, {"doubel": len, "_double": len, "doubled": 3} | in_notebook("def doubel(): pass"), 0)
+    answers = ask(
+        DOUBLE.probe,
+        DOUBLE.asks_for,
+        {"doubel": len, "_double": len, "doubled": 3} | in_notebook("def doubel(): pass"),
+        0,
+    )
     line = judge(DOUBLE, answers, 0).summary
     assert "asks for double" in line and line.endswith("not run yet? Did you mean doubel?")
 
@@ -143,7 +157,9 @@ def test_exception_gives_the_learners_own_line_and_no_other():
 
 def test_exception_inside_a_traced_function_is_told_by_its_own_message():
     """TensorFlow prefixes the learner's stack, file names and all, to the message."""
-    traced = "in user code:\n\n    File \"/tmp/x.py\", line 3, in f  *\n        return g(x)\n\n    ValueError: shapes differ\n"
+    traced = (
+        'in user code:\n\n    File "/tmp/x.py", line 3, in f  *\n        return g(x)\n\n    ValueError: shapes differ\n'
+    )
 
     def double(x):
         raise ValueError(traced)
@@ -201,7 +217,9 @@ def test_judge_needs_nothing_but_values():
     assert not judge(DOUBLE, answers, 8).right
 
 
-@pytest.mark.parametrize("answers", [{}, {"doubled": "text"}, {"doubled": None}, {"doubled": np.ones(3)}, {"doubled": [10**400]}])
+@pytest.mark.parametrize(
+    "answers", [{}, {"doubled": "text"}, {"doubled": None}, {"doubled": np.ones(3)}, {"doubled": [10**400]}]
+)
 def test_answers_of_another_form_are_wrong_not_fatal(answers):
     verdict = judge(DOUBLE, answers, 0)
     assert not verdict.right and "another form" in verdict.message
@@ -238,7 +256,10 @@ def test_values_that_are_nested_too_deep_are_not_compared():
     assert not judge(DOUBLE, {"doubled": deep}, 0).right
 
 
-@pytest.mark.parametrize("stopped", [None, "text", [], {}, {"kind": 1}, {"kind": "raised", "line": ["x"]}, {"kind": "odd", "line": "x" * 10**7}])
+@pytest.mark.parametrize(
+    "stopped",
+    [None, "text", [], {}, {"kind": 1}, {"kind": "raised", "line": ["x"]}, {"kind": "odd", "line": "x" * 10**7}],
+)
 def test_what_stopped_a_probe_may_have_any_form(stopped):
     """Right answers beside it count for nothing."""
     verdict = judge(DOUBLE, {"stopped": stopped, "doubled": 2 * draw(0)}, 0)
@@ -330,7 +351,9 @@ def test_two_writers_lose_nothing(tmp_path):
     assert len(journal.events(file)) == 400
 
 
-@pytest.mark.parametrize("broken", [b"\x00\xff", b"{", b"[]", b"3", b'{"exercise": "00_start_here"', b'{"question": 1}'])
+@pytest.mark.parametrize(
+    "broken", [b"\x00\xff", b"{", b"[]", b"3", b'{"exercise": "00_start_here"', b'{"question": 1}']
+)
 def test_a_torn_line_costs_only_itself(tmp_path, broken):
     file = tmp_path / journal.FILE
     journal.record(file, "00_start_here", RIGHT, 1)
@@ -355,7 +378,7 @@ def test_read_counts_points_attempts_and_the_next_question(tmp_path):
 def solution_file(folder, edit=lambda cells: None):
     """A small solution of exercise 00: an answer cell and a check cell per question."""
     cells = [_cell("markdown", "# Title\n\nÜber")]
-    for question in bank.questions("00_start_here"):
+    for question in judges.questions("00_start_here"):
         body = "    ### BEGIN SOLUTION\n    return 1\n    ### END SOLUTION"
         cells.append(_cell("code", f"def {question.asks_for[0]}(*a):\n{body}", question.name))
         cells.append(_cell("code", f'check("{question.name}")', outputs=[{"output_type": "stream"}]))
@@ -373,9 +396,9 @@ def _cell(kind, source, tag=None, outputs=()):
 
 def test_generation_blanks_and_repeats_itself(tmp_path):
     solution_file(tmp_path / "s")
-    assert "written" in str(generate.generate(tmp_path / "s", tmp_path / "e")[0])
+    assert "written" in str(new_exercises.generate(tmp_path / "s", tmp_path / "e")[0])
     content = (tmp_path / "e" / "00_start_here.ipynb").read_bytes()
-    assert "up to date" in str(generate.generate(tmp_path / "s", tmp_path / "e")[0])
+    assert "up to date" in str(new_exercises.generate(tmp_path / "s", tmp_path / "e")[0])
     cells = json.loads(content)["cells"]
     assert cells[1]["source"][1] == '    raise NotImplementedError("q1 is blank: write your answer here")'
     assert b"SOLUTION" not in content and b"return 1" not in content
@@ -385,22 +408,22 @@ def test_generation_blanks_and_repeats_itself(tmp_path):
 def test_generation_rewrites_an_untouched_file_only(tmp_path):
     exercise_file = tmp_path / "e" / "00_start_here.ipynb"
     solution_file(tmp_path / "s")
-    generate.generate(tmp_path / "s", tmp_path / "e")
+    new_exercises.generate(tmp_path / "s", tmp_path / "e")
     untouched = exercise_file.read_text()
     solution_file(tmp_path / "s", edit=lambda cells: cells.insert(0, _cell("markdown", "New.")))
-    assert "written" in str(generate.generate(tmp_path / "s", tmp_path / "e")[0])
+    assert "written" in str(new_exercises.generate(tmp_path / "s", tmp_path / "e")[0])
     edited = json.loads(untouched)
     edited["cells"][1]["source"] = ["def shard_sizes(): return 2"]
     ran = json.loads(untouched)
     ran["cells"][2]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": "1"}]
     for mine in (json.dumps(edited), json.dumps(ran), "not JSON", "{}"):
         exercise_file.write_text(mine)
-        assert "left alone" in str(generate.generate(tmp_path / "s", tmp_path / "e")[0])
+        assert "left alone" in str(new_exercises.generate(tmp_path / "s", tmp_path / "e")[0])
         assert exercise_file.read_text() == mine
     saved = json.loads(untouched)  # opened and saved by Jupyter without an edit
     saved["metadata"]["language_info"]["version"] = "3.12"
     exercise_file.write_text(json.dumps(saved))
-    assert "written" in str(generate.generate(tmp_path / "s", tmp_path / "e")[0])
+    assert "written" in str(new_exercises.generate(tmp_path / "s", tmp_path / "e")[0])
 
 
 def _swap(old, new):
@@ -426,7 +449,7 @@ def _swap(old, new):
 )
 def test_generation_names_what_does_not_fit_and_writes_nothing(tmp_path, edit, says):
     path = solution_file(tmp_path / "s", edit)
-    line = raised(generate.generate, tmp_path / "s", tmp_path / "e")
+    line = raised(new_exercises.generate, tmp_path / "s", tmp_path / "e")
     assert says in line and path.name in line
     assert not (tmp_path / "e").exists()
 
@@ -452,10 +475,10 @@ def test_unusable_file_gets_one_line(tmp_path, content, says):
     path = tmp_path / "mine.ipynb"
     if content is not None:
         path.write_bytes(content)
-    assert says in raised(terminal.check_notebook, path)
+    assert says in raised(run_notebook.check_notebook, path)
 
 
-SET_UP = 'from course_lib.grading import Exercise\ncheck = Exercise("00_start_here")'
+SET_UP = 'from course_lib.exercises import Exercise\ncheck = Exercise("00_start_here")'
 SIZES = "def shard_sizes(batch, n):\n    return [batch // n + (i < batch % n) for i in range(n)]"
 STEPS = "def steps_per_epoch(n, b, drop_remainder):\n    return n // b if drop_remainder else -(-n // b)"
 
@@ -476,7 +499,7 @@ def test_terminal_grades_what_is_left_and_notes_what_is_gone(tmp_path, monkeypat
     path = tmp_path / "00_start_here (1).ipynb"
     path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
     before = path.read_bytes()
-    q1, q2, q3, q4 = terminal.check_notebook(path)
+    q1, q2, q3, q4 = run_notebook.check_notebook(path)
     assert path.read_bytes() == before and os.listdir(tmp_path).count(path.name) == 1
     assert q1.right and q1.notes == ("q1's check cell is gone; it was checked all the same",)
     assert q2.right and "several cells (5, 6)" in q2.notes[0]
@@ -490,7 +513,7 @@ def test_terminal_outlives_a_kernel_that_dies(tmp_path, monkeypatch):
     cells = [_cell("code", source) for source in code]
     path = tmp_path / "00_start_here.ipynb"
     path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
-    q1, *others = terminal.check_notebook(path)
+    q1, *others = run_notebook.check_notebook(path)
     assert q1.right  # and stays right when a later check of it fails
     assert all("the kernel died in cell 6" in verdict.problem for verdict in others)
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import recorded_mistakes
 
-from course_lib.grading import Question, Target, bank
-from course_lib.grading.asking import ask
-from course_lib.grading.bank import forms
-from course_lib.grading.judging import LONGEST_DETAIL, judge, same
-from course_lib.grading.probes import state
+from course_lib.exercises import Question, Target, judges
+from course_lib.exercises.ask import ask
+from course_lib.exercises.judges import forms
+from course_lib.exercises.judge import LONGEST_DETAIL, judge, same
+from course_lib.exercises.probes import state
 
 pytest.importorskip("tensorflow")
 test_exercises = pytest.importorskip("test_exercises")
@@ -25,8 +25,18 @@ QUICK = {  # questions whose targets NumPy alone can judge
     "09_mixed_precision": ("q1", "q2"),
     "11_capstone": ("q2", "q3", "q5"),
 }
-QUESTIONS = [(exercise, question) for exercise in QUICK for question in bank.questions(exercise) if question.name in QUICK[exercise]]
-RECORDED = [(exercise, question) for exercise in bank.MODULES for question in bank.questions(exercise) if question.takes_long]
+QUESTIONS = [
+    (exercise, question)
+    for exercise in QUICK
+    for question in judges.questions(exercise)
+    if question.name in QUICK[exercise]
+]
+RECORDED = [
+    (exercise, question)
+    for exercise in judges.MODULES
+    for question in judges.questions(exercise)
+    if question.takes_long
+]
 SEED = recorded_mistakes.SEED
 DEEP = []
 for _ in range(5_000):
@@ -50,21 +60,33 @@ ALWAYS = {
 
 def changed(value):
     """(what, the value changed): what a comparison may overlook."""
-    yield from ((what, other) for what, other in ALWAYS.items() if not (type(other) is type(value) and same(other, value)))
+    yield from (
+        (what, other) for what, other in ALWAYS.items() if not (type(other) is type(value) and same(other, value))
+    )
     yield "nested", [value]
     if isinstance(value, list) and value:
         yield from (("shorter", value[:-1]), ("longer", [*value, value[-1]]), ("all None", [None] * len(value)))
     if isinstance(value, dict):
         yield from ((f"without {key}", {name: value[name] for name in value if name != key}) for key in value)
     if isinstance(value, np.ndarray) and value.ndim:
-        yield from (("broadcast", value.ravel()[:1]), ("one more dimension", value[None]), ("text array", value.astype("U")))
+        yield from (
+            ("broadcast", value.ravel()[:1]),
+            ("one more dimension", value[None]),
+            ("text array", value.astype("U")),
+        )
         yield "one NaN", np.where(np.arange(value.size).reshape(value.shape) == value.size - 1, np.nan, value)
 
 
 def places(value, path=()):
     """Where something can be changed: of long lists the first place and the last."""
     yield path, value
-    keys = list(value) if isinstance(value, dict) else sorted({0, len(value) - 1}) if isinstance(value, list) and value else ()
+    keys = (
+        list(value)
+        if isinstance(value, dict)
+        else sorted({0, len(value) - 1})
+        if isinstance(value, list) and value
+        else ()
+    )
     for key in keys:
         yield from places(value[key], (*path, key))
 
@@ -79,7 +101,9 @@ def put(answers, path, value):
 
 @pytest.fixture(scope="module")
 def names():
-    return {exercise: test_exercises._names(test_exercises.ROOT / "solutions" / f"{exercise}.ipynb") for exercise in QUICK}
+    return {
+        exercise: test_exercises._names(test_exercises.ROOT / "solutions" / f"{exercise}.ipynb") for exercise in QUICK
+    }
 
 
 @pytest.mark.parametrize("exercise, question", QUESTIONS, ids=[f"{e}-{q.name}" for e, q in QUESTIONS])
@@ -104,10 +128,10 @@ def test_recognising_survives_any_answers(exercise, question):
                 assert not judge(question, put(answers, path, other), SEED).right, f"{path}: {what}"
 
 
-@pytest.mark.parametrize("exercise", bank.MODULES)
+@pytest.mark.parametrize("exercise", judges.MODULES)
 def test_every_question_names_its_form(exercise):
     """A target that met answers of another form would raise AttributeError on them, or find them wrong by luck."""
-    for question in bank.questions(exercise):
+    for question in judges.questions(exercise):
         verdict = judge(dataclasses.replace(question, mistakes=()), {"nothing": "of it"}, SEED)
         assert all("your answer has no " in target.detail for target in verdict.targets), verdict.message
 
@@ -130,8 +154,16 @@ def test_every_question_names_its_form(exercise):
         (forms.text, ("", "a"), (b"a", "a" * 10_000, None)),
         (forms.words("a", "b"), ("a",), ("c", None, ["a"])),
         (forms.replicas, (2, 8), (1, 0, True, 2.0, 10**6)),
-        (forms.devices, (["CPU:0", "CPU:1"], ["GPU:0", "GPU:1", "GPU:2"], ["CPU:0"]), ([], "CPU:0", ["CPU:0"] * 2, ["CPU:1", "CPU:0"], ["TPU:0"])),
-        (forms.array, (np.ones((2, 3)), np.arange(3), [[1, 2], [3, 4.5]], []), (np.array([np.nan]), np.array(["1"]), np.array([1j]), [["1"]], [[1], [2, 3]], [True], [{}], 1.0, DEEP)),
+        (
+            forms.devices,
+            (["CPU:0", "CPU:1"], ["GPU:0", "GPU:1", "GPU:2"], ["CPU:0"]),
+            ([], "CPU:0", ["CPU:0"] * 2, ["CPU:1", "CPU:0"], ["TPU:0"]),
+        ),
+        (
+            forms.array,
+            (np.ones((2, 3)), np.arange(3), [[1, 2], [3, 4.5]], []),
+            (np.array([np.nan]), np.array(["1"]), np.array([1j]), [["1"]], [[1], [2, 3]], [True], [{}], 1.0, DEEP),
+        ),
         (forms.any_array, (np.array([np.nan]), [math.inf]), (np.array([True]), np.array([b"1"]))),
         ([forms.number], ([], [1, 2]), ((1, 2), [1, "2"], {}, None)),
         ((forms.number, forms.text), ([1, "a"],), ([1], [1, "a", 2], ["a", 1])),
@@ -140,7 +172,7 @@ def test_every_question_names_its_form(exercise):
         (forms.either([forms.number], forms.nothing), ([1], None), (["1"], 0)),
         (forms.each_replica(forms.number), ([1, 2],), ([1], [], ["1", 2], None)),
     ],
-)  # fmt: skip
+)
 def test_form(form, fits, others):
     asked = Question("q1", "t", ("a",), None, (Target("met", lambda answers, seed: True),), ())
     formed = forms.formed(asked, {"x": form})

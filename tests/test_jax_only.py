@@ -22,7 +22,9 @@ sys.meta_path.insert(0, Absent)
 
 
 def python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", WITHOUT_TENSORFLOW + code], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TENSORFLOW + code], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -87,7 +89,9 @@ def assert_equal(one, other):
 
 def test_accumulated_micro_batches_equal_the_big_batch_on_jax():
     """By fit, by a loop of one's own, and by fit over four devices."""
-    python(ACCUMULATED + """
+    python(
+        ACCUMULATED
+        + """
 def loop(optimizer):
     model = models.mlp((8, 8, 1), classes=10)
     optimizer.build(model.trainable_variables)
@@ -119,11 +123,14 @@ for name, optimizer in OPTIMIZERS.items():
     with keras.distribution.DataParallel(devices=jax.devices()).scope():
         spread = fit(accumulate.Accumulating(optimizer(), K), MICRO_BATCH, rows=576)
     assert_equal(fit(optimizer(), 64, rows=576), spread)
-""")
+"""
+    )
 
 
 def test_a_group_goes_on_from_a_file_on_jax(tmp_path):
-    python(ACCUMULATED + f"""
+    python(
+        ACCUMULATED
+        + f"""
 path = {str(tmp_path / "model.keras")!r}
 def part(model, first, last):
     model.fit(images[first:last], labels[first:last], batch_size=MICRO_BATCH, shuffle=False, verbose=0)
@@ -135,11 +142,14 @@ resumed = keras.models.load_model(path)
 part(resumed, 6 * MICRO_BATCH, 128)
 big = fit(OPTIMIZERS["adam"](), 64, rows=128)
 assert_equal(compare.Run("big batch", big.weights), compare.Run.of("resumed", resumed))
-""")
+"""
+    )
 
 
 def test_accumulation_says_what_is_missing_on_jax():
-    out = python(ACCUMULATED + """
+    out = python(
+        ACCUMULATED
+        + """
 model = models.mlp((8, 8, 1), classes=10)
 unbuilt = accumulate.Accumulating("sgd", 2)
 values = [v.value for v in model.trainable_variables]
@@ -147,7 +157,8 @@ try:
     unbuilt.stateless_apply([], values, values)
 except CourseError as error:
     print(error)
-""")
+"""
+    )
     assert "call optimizer.build(model.trainable_variables)" in out
 
 

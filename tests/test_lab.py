@@ -7,12 +7,25 @@ import re
 from pathlib import Path
 
 import pytest
-from lab_browser import CELLS, browser_page, copy_of_the_course, follow, in_sight, lab, menu, opened, run_all, run_cell, save
+from lab_browser import (
+    CELLS,
+    browser_page,
+    copy_of_the_course,
+    follow,
+    in_sight,
+    lab,
+    menu,
+    opened,
+    run_all,
+    run_cell,
+    save,
+)
 from playwright.sync_api import expect
 
-from course_lib import notebooks, progress
-from course_lib.grading import bank
-from course_lib.grading.cells import question_tags, read_notebook
+from course_lib.staff import store_outputs
+from course_lib import progress
+from course_lib.exercises import judges
+from course_lib.exercises.notebook_cells import question_tags, read_notebook
 
 ROOT = Path(__file__).parents[1]
 LESSONS = sorted(path.stem for path in ROOT.glob("notebooks/*.ipynb"))
@@ -58,7 +71,7 @@ def a_lesson_runs_without_a_red_cell(page, lesson):
     opened(page, f"notebooks/{lesson}.ipynb")
     cells = run_all(page)
     red = [cell["source"] for cell in cells if any(output["output_type"] == "error" for output in cell["outputs"])]
-    assert red == [cell["source"] for cell in cells if notebooks.RAISES in cell["tags"]]
+    assert red == [cell["source"] for cell in cells if store_outputs.RAISES in cell["tags"]]
     save(page)
 
 
@@ -66,7 +79,7 @@ def its_exercise_says_what_is_wrong_and_counts_what_is_right(page, course, lesso
     follow(page, f"exercise {lesson[:2]}")
     opened(page, f"exercises/{lesson}.ipynb")
     run_cell(page, "import course_lib")
-    question, right = bank.questions(lesson)[0], solution(lesson)
+    question, right = judges.questions(lesson)[0], solution(lesson)
     good, bad, name = WRONG[lesson]
     (mistake,) = [mistake for mistake in question.mistakes if mistake.name == name]
     run_cell(page, f"def {question.asks_for[0]}(", right.replace(good, bad))
@@ -110,7 +123,7 @@ def seen(cell) -> dict[str, str]:
 def lesson_00_shows_the_points_and_a_reload_keeps_the_work(page):
     page.locator(".jp-DirListing-itemText", has_text="00_start_here").dblclick()
     opened(page, "notebooks/00_start_here.ipynb")
-    points = sum(bank.questions(lesson)[0].points for lesson in WRONG)
+    points = sum(judges.questions(lesson)[0].points for lesson in WRONG)
     table = run_cell(page, "progress.read(")
     expect(table).to_contain_text(f"Your progress: {points} of ")
     expect(table).to_contain_text("Next: q2 in exercises/00_start_here.ipynb")

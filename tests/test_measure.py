@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from course_lib import devices, measure, trace
+from course_lib import devices, measure, profiler
 from course_lib.errors import CourseError
 
 JAX_TRACE = """
@@ -220,11 +220,11 @@ def test_nothing_to_read_or_record_is_one_line(tmp_path):
     assert "neither has been imported" in done.stdout
 
 
-def event(start_seconds: float, duration_seconds: float) -> trace.Event:
-    return trace.Event("work", "/host:CPU", "python", start_seconds, duration_seconds)
+def event(start_seconds: float, duration_seconds: float) -> profiler.Event:
+    return profiler.Event("work", "/host:CPU", "python", start_seconds, duration_seconds)
 
 
 def test_covered_time_counts_overlaps_once():
     nested, apart = [event(0, 4), event(1, 2), event(3, 3)], [event(10, 1)]
-    assert trace.covered_seconds(nested + apart) == 7
-    assert trace.covered_seconds([]) == 0
+    assert profiler.covered_seconds(nested + apart) == 7
+    assert profiler.covered_seconds([]) == 0

@@ -86,7 +86,9 @@ def test_training_fits_the_digits(name):
 
     images, labels = data.arrays("digits", "train")
     model = BUILDERS[name]()
-    model.compile(keras.optimizers.Adam(5e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    model.compile(
+        keras.optimizers.Adam(5e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
+    )
     history = model.fit(images, labels, batch_size=64, epochs=3, verbose=0).history
     assert history["accuracy"][-1] > 0.9
 
@@ -113,7 +115,10 @@ def test_positions_matter():
 
 def test_batch_norm_is_as_asked():
     asked = {choice: models.cnn((8, 8, 1), 10, batch_norm=choice) for choice in models.BATCH_NORMS}
-    norms = {choice: [l for l in model.layers if isinstance(l, keras.layers.BatchNormalization)] for choice, model in asked.items()}
+    norms = {
+        choice: [l for l in model.layers if isinstance(l, keras.layers.BatchNormalization)]
+        for choice, model in asked.items()
+    }
     assert norms[None] == []
     assert [layer.synchronized for layer in norms["local"]] == [False, False]
     assert [layer.synchronized for layer in norms["synchronized"]] == [True, True]

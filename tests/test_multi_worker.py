@@ -26,7 +26,9 @@ def fit(task, rows, global_batch):
     images, labels = data.arrays("digits", "train")
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    batches = tf.data.Dataset.from_tensor_slices((images[:rows], labels[:rows])).batch(global_batch).with_options(options)
+    batches = (
+        tf.data.Dataset.from_tensor_slices((images[:rows], labels[:rows])).batch(global_batch).with_options(options)
+    )
     with strategy.scope():
         network = models.mlp((8, 8, 1), classes=10)
         model = Model(network.inputs, network.outputs)
@@ -59,7 +61,11 @@ def stock_fit(task):
         with strategy.scope():
             network = models.mlp((8, 8, 1), classes=10)
             model = model_class(network.inputs, network.outputs)
-            model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+            model.compile(
+                keras.optimizers.SGD(0.1),
+                keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                metrics=["accuracy"],
+            )
         try:
             model.fit(batches, epochs=1, verbose=0, shuffle=False)
         except Exception as error:
@@ -109,7 +115,9 @@ def one_device_fit(rows: int) -> compare.Run:
     images, labels = data.arrays("digits", "train")
     batches = tf.data.Dataset.from_tensor_slices((images[:rows], labels[:rows])).batch(GLOBAL_BATCH)
     model = models.mlp((8, 8, 1), classes=10)
-    model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    model.compile(
+        keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
+    )
     history = model.fit(batches, epochs=1, shuffle=False, verbose=0).history
     loss, accuracy = model.evaluate(batches, verbose=0)
     metrics = {"accuracy": history["accuracy"][0], "evaluated loss": loss, "evaluated accuracy": accuracy}
@@ -144,7 +152,9 @@ def test_a_killed_worker_is_recovered_to_the_undisturbed_losses(victim):
     assert losses.keys() == calm_losses.keys() == set(range(1, 13))
     # The same sums in the same order: nothing may differ but what two float32 additions may swap.
     np.testing.assert_allclose([losses[step] for step in calm_losses], list(calm_losses.values()), rtol=1e-6)
-    compare.assert_equal(assert_identical_workers(calm), assert_identical_workers(recovered), relative=1e-6, reason="as above")
+    compare.assert_equal(
+        assert_identical_workers(calm), assert_identical_workers(recovered), relative=1e-6, reason="as above"
+    )
 
 
 def trained(steps: int):

@@ -9,13 +9,13 @@ import nbformat
 import pytest
 from nbval.plugin import find_comment_markers, find_metadata_tags, get_sanitize_patterns
 
-from course_lib import badges, notebooks
+from course_lib.staff import fork_badges, store_outputs
 
 ROOT = Path(__file__).parents[1]
 PATHS = sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("solutions/*.ipynb")])
 each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 
-REPOSITORY, BRANCH = badges.home(ROOT / "README.md")  # a fork's own, after `course badges`
+REPOSITORY, BRANCH = fork_badges.home(ROOT / "README.md")  # a fork's own, after `course badges`
 SET_UP = f"""\
 try:
     import course_lib
@@ -78,7 +78,7 @@ def test_it_was_executed_from_top_to_bottom(path):
 def test_it_is_stored_clean(path):
     """As course run-notebooks stores it: no time stamps, no Python version, no front end's metadata."""
     notebook = read(path)
-    assert notebooks.clean(copy.deepcopy(notebook)) == notebook, "run make notebooks"
+    assert store_outputs.clean(copy.deepcopy(notebook)) == notebook, "run make notebooks"
 
 
 @each_notebook
@@ -90,7 +90,7 @@ def test_nothing_went_to_stderr(path):
 def test_a_cell_raises_where_it_says_so_and_nowhere_else(path):
     for cell in code_cells(read(path)):
         raised = any(output.output_type == "error" for output in cell.outputs)
-        assert raised == (notebooks.RAISES in cell.metadata.get("tags", [])), cell.source
+        assert raised == (store_outputs.RAISES in cell.metadata.get("tags", [])), cell.source
 
 
 @each_notebook
@@ -166,7 +166,11 @@ def test_a_lesson_leads_to_its_exercise_and_its_neighbours_and_the_exercise_back
 
 def test_lesson_00_lists_the_lessons_with_the_readmes_words():
     row = r"(?m)^\| \[?(\d\d [^|\]]+?)(?:\]\([^|]*\))? \| ([^|]+) \|"
-    (table,) = [cell.source for cell in read(ROOT / "notebooks" / f"{LESSONS[0]}.ipynb").cells if "## The lessons" in cell.source]
+    (table,) = [
+        cell.source
+        for cell in read(ROOT / "notebooks" / f"{LESSONS[0]}.ipynb").cells
+        if "## The lessons" in cell.source
+    ]
     assert re.findall(row, table) == re.findall(row, (ROOT / "README.md").read_text())
     assert re.findall(r"\]\((.+?)\)", table) == [f"{name}.ipynb" for name in LESSONS[1:]]
 

@@ -118,7 +118,11 @@ os._exit(0)  # servers cannot be stopped
 @pytest.mark.parametrize("tasks", [1, 3])
 def test_room_is_made_before_threads_use_it(tasks):
     """TensorFlow logs each function that it puts into its vector; the 65th lets it grow to 128."""
-    logged = {"TF_CPP_VMODULE": "cluster_function_library_runtime=1", "TF_CPP_MIN_LOG_LEVEL": "0", "GRPC_VERBOSITY": "INFO"}
+    logged = {
+        "TF_CPP_VMODULE": "cluster_function_library_runtime=1",
+        "TF_CPP_MIN_LOG_LEVEL": "0",
+        "GRPC_VERBOSITY": "INFO",
+    }
     call = [sys.executable, "-c", ROOM_MADE, str(tasks)]
     told = subprocess.run(call, env={**os.environ, **logged}, capture_output=True, text=True, check=True)
     assert 64 < told.stderr.count("CFLR::Instantiate") <= 64 + tasks
@@ -158,7 +162,9 @@ def test_rows_are_looked_up_where_they_are():
     ids = np.array([[3, 1], [1, 63]])
     np.testing.assert_array_equal(served(ids), usual(ids))
     assert not reads_the_table(served)
-    assert reads_the_table(usual), "Keras' own layer gathers rows now: remove ServedEmbedding, and its part of lesson 04"
+    assert reads_the_table(usual), (
+        "Keras' own layer gathers rows now: remove ServedEmbedding, and its part of lesson 04"
+    )
 
 
 def test_an_uncut_variable_is_its_own_part():

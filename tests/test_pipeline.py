@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from course_lib import cluster, compare, models, pipeline, show, training
 from course_lib.errors import CourseError
-from course_lib.pipeline import cutting, executor, placement
+from course_lib.pipeline import cutting, executor, op_devices
 from course_lib.pipeline.links import Links
 
 F, B = pipeline.forward, pipeline.backward
@@ -87,7 +87,7 @@ REFUSED = {
     "stage 1 of 'x' does F2, which is not among 2 micro-batches in 1 chunk(s).": [ORDER, (*ORDER, F(2))],
     "stage 1 of 'x' has nothing to do: give it layers and work, or use 1 stage(s).": [ORDER, ()],
     "a schedule has 1 or more of stages, micro-batches and chunks; 'x' has 0, 2 and 1.": [],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("message", REFUSED)
@@ -150,10 +150,10 @@ def test_only_what_stands_under_a_device_in_the_step_runs_there():
         with tf.device("CPU:1"):
             return dense(x)
 
-    assert [device for _, device in placement.where_it_ran(dense, x)] == ["CPU:0"]
+    assert [device for _, device in op_devices.where_it_ran(dense, x)] == ["CPU:0"]
     dense(x)  # TensorFlow makes a graph of this as well, and would tell of it below
-    assert [device for _, device in placement.where_it_ran(tf.function(step), x)] == ["CPU:1"]
-    assert placement.where_it_ran(step, x, kind="Conv2D") == []
+    assert [device for _, device in op_devices.where_it_ran(tf.function(step), x)] == ["CPU:1"]
+    assert op_devices.where_it_ran(step, x, kind="Conv2D") == []
 
 
 def new_model():
@@ -189,7 +189,9 @@ def test_cuts_that_leave_something_out_are_refused(before, message):
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 OVERTAKING = pipeline.Schedule(
-    "overtaking", 4, [(F(0), F(1), F(2), F(3), B(3), B(1), B(2), B(0)), (F(1), F(0), F(3), B(3), F(2), B(0), B(1), B(2))]
+    "overtaking",
+    4,
+    [(F(0), F(1), F(2), F(3), B(3), B(1), B(2), B(0)), (F(1), F(0), F(3), B(3), F(2), B(0), B(1), B(2))],
 )
 SCHEDULES = {
     3: [pipeline.gpipe(3, 4), IN_TURNS(3, 4), pipeline.naive(3, 4)],

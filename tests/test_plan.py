@@ -10,27 +10,31 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from course_lib import collectives, pipeline, plan
+from course_lib import collectives, pipeline, planner
 from course_lib.cli import main
-from course_lib.errors import CourseError
-from course_lib.plan import fitting, table, xla
-from course_lib.plan.blocks import Block, Chain
-from course_lib.plan.calibration import FITTED
-from course_lib.plan.command import MODELS
-from course_lib.plan.memory import in_flight, kept_bytes, memory
-from course_lib.plan.step_time import step_time
+from course_lib.planner import calibrate, published_runs, tpu_memory
+from course_lib.planner.blocks import Block, Chain
+from course_lib.planner.calibration import FITTED
+from course_lib.planner.plan_command import MODELS
+from course_lib.planner.memory import in_flight, kept_bytes, memory
+from course_lib.planner.step_time import step_time
 
 GIB = 2**30
 AROUND = ("memory_low", "memory_high", "time_low", "time_high")  # what the fit leaves, not what it finds
-EXACT = replace(plan.fitted(), fragmentation=1, framework_bytes=0)
-A100 = plan.find_chip("a100-80gb")
-GPT_22B = plan.Transformer(48, 6144, 64, 51200, 2048, flash=False, dropout=True)
-GPT_175B = plan.Transformer(96, 12288, 96, 51200, 2048, flash=False, dropout=True)
+EXACT = replace(planner.fitted(), fragmentation=1, framework_bytes=0)
+A100 = planner.find_chip("a100-80gb")
+GPT_22B = planner.Transformer(48, 6144, 64, 51200, 2048, flash=False, dropout=True)
+GPT_175B = planner.Transformer(96, 12288, 96, 51200, 2048, flash=False, dropout=True)
 
 
 @pytest.mark.parametrize(
     "name, parameters",  # the published checkpoints' own counts; GPT-2's has learned positions beside
-    [("gpt2-124m", 124_439_808 - 1024 * 768), ("llama2-7b", 6_738_415_616), ("llama2-70b", 68_976_648_192), ("llama3-8b", 8_030_261_248)],
+    [
+        ("gpt2-124m", 124_439_808 - 1024 * 768),
+        ("llama2-7b", 6_738_415_616),
+        ("llama2-70b", 68_976_648_192),
+        ("llama3-8b", 8_030_261_248),
+    ],
 )
 def test_parameters_are_those_of_the_published_models(name, parameters):
     """A norm's scale or a bias more or less is the final norm, which the planner leaves out: 1e-4."""
@@ -43,16 +47,23 @@ def test_arithmetic_is_narayanans_formula():
     chain = GPT_175B.chain()
     layer, head = chain.blocks[1], chain.blocks[-1]
     four_passes = 4 * layers * (layer.flops + layer.score_flops) + 3 * head.flops
-    assert four_passes == pytest.approx(96 * s * layers * h**2 * (1 + s / (6 * h) + vocabulary / (16 * layers * h)), rel=1e-12)
+    assert four_passes == pytest.approx(
+        96 * s * layers * h**2 * (1 + s / (6 * h) + vocabulary / (16 * layers * h)), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize(
     "model, layout, batch, printed_gib",
     [
-        (GPT_22B, plan.Layout(tensor=8, micro_batch=4), 4, 59.25),
-        (GPT_22B, plan.Layout(tensor=8, micro_batch=4, recompute="selective", split_norms=True), 4, 9.5625),
-        (GPT_175B, plan.Layout(tensor=8, pipeline=8, interleave=3), 64, 66.84375),
-        (GPT_175B, plan.Layout(tensor=8, pipeline=8, interleave=3, recompute="selective", split_norms=True), 64, 12.3515625),
+        (GPT_22B, planner.Layout(tensor=8, micro_batch=4), 4, 59.25),
+        (GPT_22B, planner.Layout(tensor=8, micro_batch=4, recompute="selective", split_norms=True), 4, 9.5625),
+        (GPT_175B, planner.Layout(tensor=8, pipeline=8, interleave=3), 64, 66.84375),
+        (
+            GPT_175B,
+            planner.Layout(tensor=8, pipeline=8, interleave=3, recompute="selective", split_norms=True),
+            64,
+            12.3515625,
+        ),
     ],
 )
 def test_activations_are_korthikantis_figure_1(model, layout, batch, printed_gib):
@@ -65,26 +76,32 @@ def test_a_layer_keeps_34_bytes_a_number_and_5_a_score():
     """arXiv 2205.05198, equation 1: s b h (34 + 5 a s / h) bytes."""
     s, b, h, a = 2048, 4, 6144, 64
     layer = GPT_22B.chain().blocks[1]
-    layout = plan.Layout(micro_batch=b, precision="float16_master")
+    layout = planner.Layout(micro_batch=b, precision="float16_master")
     assert kept_bytes(layer, layout) == pytest.approx(s * b * h * (34 + 5 * a * s / h), rel=1e-12)
     assert kept_bytes(layer, replace(layout, recompute="selective")) == s * b * h * 34
     assert kept_bytes(layer, replace(layout, recompute="full")) == s * b * h * 2
-    assert kept_bytes(layer, replace(layout, tensor=8)) == pytest.approx(s * b * h * (10 + 24 / 8 + 5 * a * s / h / 8), rel=1e-12)
-    assert kept_bytes(layer, replace(layout, tensor=8, split_norms=True)) == pytest.approx(s * b * h * (34 + 5 * a * s / h) / 8, rel=1e-12)
+    assert kept_bytes(layer, replace(layout, tensor=8)) == pytest.approx(
+        s * b * h * (10 + 24 / 8 + 5 * a * s / h / 8), rel=1e-12
+    )
+    assert kept_bytes(layer, replace(layout, tensor=8, split_norms=True)) == pytest.approx(
+        s * b * h * (34 + 5 * a * s / h) / 8, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("zero, share", [(0, (1, 1, 1)), (1, (1, 1, 64)), (2, (1, 64, 64)), (3, (64, 64, 64))])
 def test_zero_divides_what_its_stage_says(zero, share):
     """arXiv 1910.02054, figure 1: with 64 replicas; float32 Adam keeps 4 + 4 + 8 bytes a parameter."""
     chain = Chain("one block", (Block("only", parameters=10**6),))
-    need = memory(chain, plan.Layout(data=64, zero=zero, precision="float32"), 64, EXACT)
-    assert (need.weights, need.gradients, need.optimizer) == tuple(size * 10**6 / n for size, n in zip((4, 4, 8), share))
+    need = memory(chain, planner.Layout(data=64, zero=zero, precision="float32"), 64, EXACT)
+    assert (need.weights, need.gradients, need.optimizer) == tuple(
+        size * 10**6 / n for size, n in zip((4, 4, 8), share)
+    )
 
 
 @pytest.mark.parametrize("stages, micro_batches", [(2, 1), (4, 4), (4, 9), (8, 32)])
 def test_micro_batches_in_flight_are_the_schedules(stages, micro_batches):
     drawn = pipeline.one_forward_one_backward(stages, micro_batches).timeline().peak_in_flight
-    layout = plan.Layout(pipeline=stages)
+    layout = planner.Layout(pipeline=stages)
     assert [in_flight(stage, layout, micro_batches) for stage in range(stages)] == list(drawn)
 
 
@@ -92,7 +109,7 @@ def test_micro_batches_in_flight_are_the_schedules(stages, micro_batches):
 def test_interleaved_micro_batches_in_flight_are_the_schedules(stages, micro_batches, chunks):
     """The schedule counts a micro-batch once in each chunk, which holds a v-th of the stage."""
     drawn = pipeline.interleaved(stages, micro_batches, chunks).timeline().peak_in_flight
-    layout = plan.Layout(pipeline=stages, interleave=chunks)
+    layout = planner.Layout(pipeline=stages, interleave=chunks)
     held = [chunks * in_flight(stage, layout, micro_batches) for stage in range(stages)]
     assert held == pytest.approx(drawn)
 
@@ -101,8 +118,8 @@ def test_interleaved_micro_batches_in_flight_are_the_schedules(stages, micro_bat
 def test_the_bubble_is_the_schedules(stages, micro_batches):
     """Equal stages, nothing sent: idle share of the step = (p - 1) / (m + p - 1)."""
     chain = Chain("equal", tuple(Block(f"block{n}", flops=1e12, kept=1e6) for n in range(stages)))
-    layout = plan.Layout(pipeline=stages)
-    step = step_time(chain, plan.Cluster(A100, stages), layout, micro_batches, EXACT)
+    layout = planner.Layout(pipeline=stages)
+    step = step_time(chain, planner.Cluster(A100, stages), layout, micro_batches, EXACT)
     drawn = pipeline.one_forward_one_backward(stages, micro_batches).timeline().bubble
     assert step.bubble / step.total == pytest.approx(drawn, rel=1e-6)
 
@@ -112,12 +129,12 @@ def test_the_gradients_travel_as_a_ring_sends_them():
     _, network = collectives.ring_all_reduce([np.ones(numbers, "float32") for _ in range(d)])
     chain = Chain("one block", (Block("only", parameters=numbers, flops=1),))
     constants = replace(EXACT, data_exposed=1, link=1)
-    step = step_time(chain, plan.Cluster(A100, d), plan.Layout(data=d, precision="float32"), d, constants)
+    step = step_time(chain, planner.Cluster(A100, d), planner.Layout(data=d, precision="float32"), d, constants)
     assert step.data * A100.within == pytest.approx(network.sent_bytes(0), rel=1e-12)
 
 
 def test_a_link_across_nodes_is_the_outer_one():
-    cluster = plan.Cluster(A100, 64)
+    cluster = planner.Cluster(A100, 64)
     assert cluster.link(8) == A100.within
     assert cluster.link(8, apart=8) == A100.between  # one chip of each node
     assert cluster.link(64) == min(A100.within, 8 * A100.between)  # a ring through whole nodes uses eight outer links
@@ -126,37 +143,47 @@ def test_a_link_across_nodes_is_the_outer_one():
 @pytest.mark.parametrize("layers, stages, sizes", [(8, 4, [3, 2, 2, 3]), (70, 12, [6] * 12), (6, 4, [2, 2, 2, 2])])
 def test_layers_are_dealt_out_as_megatron_and_bloom_do(layers, stages, sizes):
     """Evenly; where they do not divide, embedding and output count as a layer each. BLOOM: 70 layers and 2 over 12 stages."""
-    chain = plan.Transformer(layers, 64, 4, 100, 16).chain()
+    chain = planner.Transformer(layers, 64, 4, 100, 16).chain()
     assert [sum(times for _, times in stage.runs) for stage in chain.stages(stages)] == sizes
 
 
 def test_every_kind_costs_what_its_cause_costs():
     """Each option moves the kind that it is about, and only in its direction."""
-    chain, cluster = GPT_22B.chain(), plan.Cluster(A100, 64)
-    base = plan.predict(chain, cluster, plan.Layout(data=8, tensor=8, precision="bfloat16_master"), 64)
-    again = plan.predict(chain, cluster, replace(base.layout, recompute="full"), 64)
+    chain, cluster = GPT_22B.chain(), planner.Cluster(A100, 64)
+    base = planner.predict(chain, cluster, planner.Layout(data=8, tensor=8, precision="bfloat16_master"), 64)
+    again = planner.predict(chain, cluster, replace(base.layout, recompute="full"), 64)
     assert again.memory.activations < base.memory.activations / 5
-    assert again.step.compute == pytest.approx(4 / 3 * base.step.compute, rel=0.02)  # the output layer is not recomputed
-    assert plan.predict(chain, cluster, replace(base.layout, zero=1), 64).memory.optimizer == base.memory.optimizer / 8
-    fed = plan.predict(chain, cluster, base.layout, 64, examples_per_second=1)
+    assert again.step.compute == pytest.approx(
+        4 / 3 * base.step.compute, rel=0.02
+    )  # the output layer is not recomputed
+    assert (
+        planner.predict(chain, cluster, replace(base.layout, zero=1), 64).memory.optimizer == base.memory.optimizer / 8
+    )
+    fed = planner.predict(chain, cluster, base.layout, 64, examples_per_second=1)
     assert fed.step.total == pytest.approx(64) and fed.step.input == pytest.approx(64 - base.step.total)
-    narrow = plan.predict(chain, cluster, replace(base.layout, precision="float32"), 64)
+    narrow = planner.predict(chain, cluster, replace(base.layout, precision="float32"), 64)
     assert narrow.step.compute > base.step.compute
 
 
 def test_the_search_ranks_what_fits_and_says_why():
-    found = plan.search(MODELS["llama2-70b"], plan.Cluster(A100, 64), 256)
+    found = planner.search(MODELS["llama2-70b"], planner.Cluster(A100, 64), 256)
     assert all(p.fits for p in found.ranked) and not any(p.fits for p in found.refused)
     assert found.best.step.total <= 1.02 * min(p.step.total for p in found.ranked)
     assert all(math.prod((p.layout.data, p.layout.tensor, p.layout.pipeline)) == 64 for p in found.ranked)
     other = found.runner_up
     assert str(other.layout) in found.reason
-    kinds = [kind for kind, time in other.step.kinds.items() if time - found.best.step.kinds[kind] > 0.01 * found.best.step.total]
+    kinds = [
+        kind
+        for kind, time in other.step.kinds.items()
+        if time - found.best.step.kinds[kind] > 0.01 * found.best.step.total
+    ]
     assert all(f"more {kind}" in found.reason for kind in kinds)
 
 
 def test_the_search_says_when_nothing_fits():
-    found = plan.search(MODELS["gpt3-175b"], plan.Cluster(plan.find_chip("t4"), 4), 8, precision="mixed_float16")
+    found = planner.search(
+        MODELS["gpt3-175b"], planner.Cluster(planner.find_chip("t4"), 4), 8, precision="mixed_float16"
+    )
     assert found.best is None and found.reason.startswith("None of ") and "of 15 GiB" in found.reason
 
 
@@ -165,10 +192,12 @@ def test_the_search_says_when_nothing_fits():
 
 def test_the_stored_constants_are_the_fits():
     """Memory alone is quick to fit again; the whole fit is repeated in the slow test below."""
-    found = fitting.samples(table.read_table(table.PUBLISHED))
-    again = fitting._fit(found, "memory", fitting.START)
-    stored = plan.fitted()
-    assert (again.fragmentation, again.framework_bytes) == pytest.approx((stored.fragmentation, stored.framework_bytes), rel=0.01)
+    found = calibrate.samples(published_runs.read_table(published_runs.PUBLISHED))
+    again = calibrate._fit(found, "memory", calibrate.START)
+    stored = planner.fitted()
+    assert (again.fragmentation, again.framework_bytes) == pytest.approx(
+        (stored.fragmentation, stored.framework_bytes), rel=0.01
+    )
 
 
 def test_sources_left_out_of_the_fit_are_predicted_well_enough():
@@ -183,15 +212,15 @@ def test_sources_left_out_of_the_fit_are_predicted_well_enough():
 @pytest.mark.slow
 def test_fitting_again_gives_what_is_stored():
     """To a percent, as far as the rounding to three digits lets it; leaving each source out takes minutes, see fitting.py."""
-    again = asdict(fitting.fit(fitting.samples(table.read_table(table.PUBLISHED))))
-    stored = asdict(plan.fitted())
+    again = asdict(calibrate.fit(calibrate.samples(published_runs.read_table(published_runs.PUBLISHED))))
+    stored = asdict(planner.fitted())
     shares = {name: stored[name] for name in again if name not in ("matrix", *AROUND)}
     assert again["matrix"] == pytest.approx(stored["matrix"], rel=0.01)
     assert {name: again[name] for name in shares} == pytest.approx(shares, rel=0.01)
 
 
 def rows(**changes):
-    with table.PUBLISHED.open(newline="") as file:
+    with published_runs.PUBLISHED.open(newline="") as file:
         bloom = next(row for row in csv.DictReader(file) if row["model"] == "BLOOM 176B (production run)")
     return {**bloom, **changes}
 
@@ -211,7 +240,7 @@ def test_a_table_comes_back_with_predictions(tmp_path, capsys):
     with target.open(newline="") as file:
         answered = list(csv.DictReader(file))
     assert [{name: row[name] for name in given[0]} for row in answered] == given  # nothing of the table is lost
-    memories, times = ([row[name] for row in answered] for name in table.PREDICTED)
+    memories, times = ([row[name] for row in answered] for name in published_runs.PREDICTED)
     assert [bool(text) for text in memories] == [True, False, True, False, False]
     assert [bool(text) for text in times] == [True, False, False, False, False]
     assert float(times[0]) == pytest.approx(float(given[0]["step_time_s"]), rel=0.3)
@@ -221,12 +250,12 @@ def test_a_table_comes_back_with_predictions(tmp_path, capsys):
 
 def test_every_published_row_is_answered_or_left_empty(tmp_path):
     target = tmp_path / "out.csv"
-    main(["plan", "--table", str(table.PUBLISHED), "--out", str(target)])
+    main(["plan", "--table", str(published_runs.PUBLISHED), "--out", str(target)])
     with target.open(newline="") as file:
         answered = list(csv.DictReader(file))
     assert len(answered) == 710
-    assert [sum(bool(row[name]) for row in answered) > 400 for name in table.PREDICTED] == [True, True]
-    assert all(float(row[name]) > 0 for row in answered for name in table.PREDICTED if row[name])
+    assert [sum(bool(row[name]) for row in answered) > 400 for name in published_runs.PREDICTED] == [True, True]
+    assert all(float(row[name]) > 0 for row in answered for name in published_runs.PREDICTED if row[name])
 
 
 # The command, and mistakes.
@@ -248,20 +277,54 @@ GIVEN = ("llama2-7b", "--chip", "h100-80gb", "--chips", "8", "--batch", "64")
         ((), "name a model and its global batch"),
         (("llama2-7b", "--chip", "a10", "--batch", "8"), "no chip is called 'a10'; near ones are a10-24gb"),
         ((*GIVEN, "--data", "3"), "takes 3 chips and the cluster has 8: their product must be 8"),
-        ((*GIVEN, "--data", "8", "--micro-batch", "5"), "64 does not divide into 8 replicas x micro-batches of 5: take a multiple of 40"),
+        (
+            (*GIVEN, "--data", "8", "--micro-batch", "5"),
+            "64 does not divide into 8 replicas x micro-batches of 5: take a multiple of 40",
+        ),
         ((*GIVEN, "--pipeline", "8", "--tensor", "0"), "a layout's tensor is a whole number from 1, not 0"),
-        (("layers=2,hidden=64,heads=3,vocabulary=9,sequence_length=4", "--chip", "t4", "--chips", "2", "--tensor", "2", "--batch", "2"), "2 tensor-parallel devices can't share 3 heads"),
+        (
+            (
+                "layers=2,hidden=64,heads=3,vocabulary=9,sequence_length=4",
+                "--chip",
+                "t4",
+                "--chips",
+                "2",
+                "--tensor",
+                "2",
+                "--batch",
+                "2",
+            ),
+            "2 tensor-parallel devices can't share 3 heads",
+        ),
         (("layers=2,hidden=64", "--chip", "t4", "--batch", "2"), "also needs heads, vocabulary, sequence_length"),
         (("layers=2,width=64", "--chip", "t4", "--batch", "2"), "has no 'width'; it has layers"),
         (("layers=two", "--chip", "t4", "--batch", "2"), "layers is a whole number, or true or false, not 'two'"),
-        (("llama2-7b", "--chip", "v100-32gb", "--chips", "8", "--batch", "8", "--precision", "mixed_bfloat16"), "v100-32gb has no matrix products in bfloat16; it has float32, float16"),
+        (
+            ("llama2-7b", "--chip", "v100-32gb", "--chips", "8", "--batch", "8", "--precision", "mixed_bfloat16"),
+            "v100-32gb has no matrix products in bfloat16; it has float32, float16",
+        ),
         (("llama2-7b", "--chip", "t4", "--chips", "0", "--batch", "8"), "--chips is a whole number from 1, not 0"),
-        (("llama2-7b", "--chip", "t4", "--chips", "64", "--batch", "8", "--pipeline", "64", "--precision", "mixed_float16"), "32 layers can't fill 64 pipeline stages"),
+        (
+            (
+                "llama2-7b",
+                "--chip",
+                "t4",
+                "--chips",
+                "64",
+                "--batch",
+                "8",
+                "--pipeline",
+                "64",
+                "--precision",
+                "mixed_float16",
+            ),
+            "32 layers can't fill 64 pipeline stages",
+        ),
         (("--table", "missing.csv", "--out", "x.csv"), "missing.csv cannot be read"),
         (("llama2-7b", "--batch", "8"), "a transformer by numbers is planned for a chip: add --chip"),
         (("--table", "missing.csv"), "both --table IN.csv and --out OUT.csv"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_gets_one_line(capsys, arguments, words):
     assert words in refused(capsys, *arguments)
 
@@ -275,7 +338,9 @@ def test_a_table_without_its_columns_is_refused(tmp_path, capsys):
 def test_the_command_answers_a_program(capsys):
     assert main(["plan", *GIVEN, "--data", "8", "--zero", "3", "--recompute", "full", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["fits"] and answer["step_seconds"]["total"] == pytest.approx(sum(v for k, v in answer["step_seconds"].items() if k != "total"))
+    assert answer["fits"] and answer["step_seconds"]["total"] == pytest.approx(
+        sum(v for k, v in answer["step_seconds"].items() if k != "total")
+    )
     assert main(["plan", *GIVEN, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["fit"] + answer["refused"] > 50 and answer["ranked"][0]["fits"]
@@ -299,10 +364,10 @@ def test_a_model_by_numbers_needs_no_framework():
 
 
 def test_on_a_tpu_the_course_transformer_is_counted_as_the_compiler_does():
-    model = plan.Transformer(4, 1024, 8, 8192, 512, tied=False, flash=False)
-    layout = plan.Layout(data=8, micro_batch=8)
-    tpu = plan.Cluster(plan.find_chip("tpu-v5e"), 8)
-    assert plan.predict(model, tpu, layout, 64).memory == xla.compiled_memory(model, layout, 64)
-    other = plan.Layout(data=4, pipeline=2, micro_batch=8)  # which compile_step has not
-    counted = memory(model.chain(), other, 64, plan.fitted())
-    assert plan.predict(model, tpu, other, 64).memory == replace(counted, framework=xla.RESERVED_BYTES)
+    model = planner.Transformer(4, 1024, 8, 8192, 512, tied=False, flash=False)
+    layout = planner.Layout(data=8, micro_batch=8)
+    tpu = planner.Cluster(planner.find_chip("tpu-v5e"), 8)
+    assert planner.predict(model, tpu, layout, 64).memory == tpu_memory.compiled_memory(model, layout, 64)
+    other = planner.Layout(data=4, pipeline=2, micro_batch=8)  # which compile_step has not
+    counted = memory(model.chain(), other, 64, planner.fitted())
+    assert planner.predict(model, tpu, other, 64).memory == replace(counted, framework=tpu_memory.RESERVED_BYTES)

@@ -6,9 +6,9 @@ import pytest
 
 from course_lib import tpu
 from course_lib.errors import CourseError
-from course_lib.plan.layout import Layout
-from course_lib.plan.transformer import Transformer
-from course_lib.plan.xla import CompiledStep, compiled_memory
+from course_lib.planner.layout import Layout
+from course_lib.planner.transformer import Transformer
+from course_lib.planner.tpu_memory import CompiledStep, compiled_memory
 
 HAS_COMPILER = importlib.util.find_spec("libtpu") is not None
 compiles = pytest.mark.skipif(not HAS_COMPILER, reason="libtpu, the TPU compiler, is not installed")
@@ -21,7 +21,10 @@ LAYOUTS = {
     "data x model": Layout(data=2, tensor=2, micro_batch=8),
     "remat": Layout(data=4, micro_batch=24, recompute="full"),
 }
-SPLIT = {".*(query|key|value|mlp_in|logits)/kernel": (None, "model"), ".*(attention_out|mlp_out)/kernel": ("model", None)}
+SPLIT = {
+    ".*(query|key|value|mlp_in|logits)/kernel": (None, "model"),
+    ".*(attention_out|mlp_out)/kernel": ("model", None),
+}
 
 
 def compiled(model: Transformer, layout: Layout) -> tpu.Report:
@@ -47,8 +50,12 @@ def test_the_planner_is_within_a_tenth_of_the_compiler(name):
     layout = LAYOUTS[name]
     planned = compiled_memory(MODEL, layout, layout.data * layout.micro_batch)
     found = compiled(MODEL, layout).memory
-    assert planned.weights + planned.optimizer == pytest.approx(found.parameters + found.optimizer, rel=1e-6)  # Adam counts its steps
-    assert planned.total == pytest.approx(found.total, rel=0.1), f"total {planned.total / found.total - 1:+.1%}: {planned}"
+    assert planned.weights + planned.optimizer == pytest.approx(
+        found.parameters + found.optimizer, rel=1e-6
+    )  # Adam counts its steps
+    assert planned.total == pytest.approx(found.total, rel=0.1), (
+        f"total {planned.total / found.total - 1:+.1%}: {planned}"
+    )
     assert planned.total - planned.framework == pytest.approx(found.peak, rel=0.1), f"peak: {planned} and {found}"
 
 
@@ -57,7 +64,13 @@ def test_a_pod_of_the_70_billion_model_that_is_stored():
     report = next(each for each in tpu.stored() if each.request.model_name == "transformer")
     sizes, request = report.request.model["arguments"], report.request
     model = Transformer(
-        sizes["layers"], sizes["width"], sizes["heads"], sizes["vocabulary"], sizes["sequence_length"], tied=False, flash=False
+        sizes["layers"],
+        sizes["width"],
+        sizes["heads"],
+        sizes["vocabulary"],
+        sizes["sequence_length"],
+        tied=False,
+        flash=False,
     )
     layout = Layout(data=64, tensor=8, micro_batch=request.batch // 64, recompute="full", zero=3)
     planned = compiled_memory(model, layout, request.batch)
@@ -71,13 +84,17 @@ def test_a_block_keeps_68_bytes_and_its_scores():
     assert step.kept == MODEL.layers * s * 3 * h * (68 + 6 * a * s / h)
 
 
-@pytest.mark.parametrize("model", [Transformer(2, 64, 4, 100, 16), Transformer(2, 64, 4, 100, 16, tied=False, flash=False, gated=True)])
+@pytest.mark.parametrize(
+    "model", [Transformer(2, 64, 4, 100, 16), Transformer(2, 64, 4, 100, 16, tied=False, flash=False, gated=True)]
+)
 def test_another_model_is_refused(model):
     with pytest.raises(CourseError, match="tied=False, flash=False"):
         compiled_memory(model, Layout(), 1)
 
 
-@pytest.mark.parametrize("change", [{"pipeline": 2}, {"zero": 1}, {"recompute": "selective"}, {"precision": "float16_master"}])
+@pytest.mark.parametrize(
+    "change", [{"pipeline": 2}, {"zero": 1}, {"recompute": "selective"}, {"precision": "float16_master"}]
+)
 def test_another_layout_is_refused(change):
     with pytest.raises(CourseError, match="compile_step splits over data and tensor"):
         compiled_memory(MODEL, Layout(**change), 8)

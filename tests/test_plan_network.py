@@ -10,7 +10,7 @@ import pytest
 
 from course_lib import models
 from course_lib.errors import CourseError
-from course_lib.plan.network import from_keras
+from course_lib.planner.keras_model import from_keras
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 needs_tensorflow = pytest.mark.skipif(not ON_TENSORFLOW, reason="counts what TensorFlow keeps")
@@ -163,7 +163,7 @@ import json, sys
 sys.modules["tensorflow"] = None  # importing it fails
 from course_lib import devices; devices.simulate(1, "jax")
 from course_lib import models
-from course_lib.plan.network import from_keras
+from course_lib.planner.keras_model import from_keras
 facts = {}
 cnn = models.cnn((8, 8, 1), 10, filters=(4,), width=16, batch_norm="local")
 for model in (cnn, models.transformer(50, 12, layers=1)):

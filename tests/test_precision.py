@@ -37,7 +37,9 @@ def test_a_formats_figures_are_those_of_its_dtype(name):
     assert one.bits == 8 * dtype.itemsize == 1 + one.exponent_bits + one.mantissa_bits
     following = float(np.nextafter(dtype.type(1), dtype.type(one.largest)))
     assert one.epsilon == following - 1 == 2.0**-one.mantissa_bits
-    assert one.smallest_subnormal == float(np.nextafter(dtype.type(0), dtype.type(1))) == one.smallest_normal * one.epsilon
+    assert (
+        one.smallest_subnormal == float(np.nextafter(dtype.type(0), dtype.type(1))) == one.smallest_normal * one.epsilon
+    )
     assert one.largest == float(ml_dtypes.finfo(dtype).max)
 
 
@@ -91,11 +93,15 @@ def test_a_line_holds_every_number_of_the_format_and_no_other(name, around):
 def test_a_line_ends_with_the_format():
     float16 = precision.find("float16")
     assert float16.line(65504, 3) == (65408.0, 65440.0, 65472.0, 65504.0)
-    assert len(precision.find("float8_e4m3fn").line(0.0, 1000)) == 2 * 126 + 1, "all but one of 128 codes a sign; zero once"
+    assert len(precision.find("float8_e4m3fn").line(0.0, 1000)) == 2 * 126 + 1, (
+        "all but one of 128 codes a sign; zero once"
+    )
 
 
 def test_what_there_is_not_is_refused_in_one_line():
-    with pytest.raises(CourseError, match="no number format is called 'float7' here: choose one of float32, tf32, bfloat16"):
+    with pytest.raises(
+        CourseError, match="no number format is called 'float7' here: choose one of float32, tf32, bfloat16"
+    ):
         precision.find("float7")
     with pytest.raises(CourseError, match="float16 ends at 65504, and you ask for numbers around 70000"):
         precision.find("float16").line(70_000)
@@ -145,7 +151,9 @@ except precision.CourseError as error:
 
 
 def test_layer_dtypes_are_read_from_the_variables():
-    inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, dtype="mixed_bfloat16", name="dense")], name="inner")
+    inner = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(2, dtype="mixed_bfloat16", name="dense")], name="inner"
+    )
     inputs = keras.Input((4,), name="inputs")
     model = keras.Model(inputs, keras.layers.ReLU(name="relu", dtype="float16")(inner(inputs)))
     assert precision.layer_dtypes(model) == [

@@ -9,12 +9,12 @@ import nbformat
 import pytest
 
 from course_lib import cli, progress
-from course_lib.grading import bank, journal
-from course_lib.grading.exercise import Exercise
-from course_lib.grading.verdict import Verdict
+from course_lib.exercises import judges, journal
+from course_lib.exercises.check import Exercise
+from course_lib.exercises.verdict import Verdict
 
 ROOT = Path(__file__).parents[1]
-FIRST, SECOND = list(bank.MODULES)[:2]
+FIRST, SECOND = list(judges.MODULES)[:2]
 
 
 def answer(folder: Path, exercise: str, *names: str, right: bool = True) -> None:
@@ -23,7 +23,7 @@ def answer(folder: Path, exercise: str, *names: str, right: bool = True) -> None
 
 
 def names_of(exercise: str) -> list[str]:
-    return [question.name for question in bank.questions(exercise)]
+    return [question.name for question in judges.questions(exercise)]
 
 
 # What it says.
@@ -33,7 +33,7 @@ def test_a_fresh_learner_starts_with_the_first_question(tmp_path):
     read = progress.read(tmp_path)
     assert read.points == 0 and read.of == sum(one.of for one in read.exercises) > 0
     assert str(read).endswith(f"\n\n0 of {read.of} points\nNext: q1 in exercises/{FIRST}.ipynb")
-    assert [one.open for one in read.exercises] == [tuple(names_of(exercise)) for exercise in bank.MODULES]
+    assert [one.open for one in read.exercises] == [tuple(names_of(exercise)) for exercise in judges.MODULES]
 
 
 def test_the_next_step_stays_in_the_exercise_that_was_begun(tmp_path):
@@ -48,11 +48,11 @@ def test_every_notebook_that_it_names_is_there(tmp_path):
 
 
 def test_all_right_leads_to_the_certificate(tmp_path):
-    for exercise in bank.MODULES:
+    for exercise in judges.MODULES:
         answer(tmp_path, exercise, *names_of(exercise))
     read = progress.read(tmp_path)
     assert read.points == read.of and "course certificate --name" in read.next_step
-    assert str(read).count("complete") == len(bank.MODULES) and "open" not in str(read)
+    assert str(read).count("complete") == len(judges.MODULES) and "open" not in str(read)
 
 
 def test_an_exercise_is_right_since_its_last_question_was_first_right(tmp_path):
@@ -97,7 +97,7 @@ def test_a_notebook_shows_a_table_with_the_same_words(tmp_path):
     answer(tmp_path, FIRST, *names_of(FIRST))
     shown = Cells(progress.read(tmp_path)._repr_html_()).texts
     assert shown["th col"] == ["Exercise", "Points", "Checks", "Open questions"]
-    assert shown["th row"] == list(bank.MODULES)
+    assert shown["th row"] == list(judges.MODULES)
     assert shown["td"][:6] == ["4 of 4", "4", "none", "0 of 6", "0", ", ".join(names_of(SECOND))]
     assert shown["p"] == [progress.read(tmp_path).next_step]
 

@@ -80,7 +80,9 @@ def test_needs_no_network_and_runs_no_script(text):
 def test_fits_a_phone(text):
     reader = Reader(text)
     assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in reader.all("meta")
-    assert len(reader.all("table")) == sum(div.get("class") == "wide" for div in reader.all("div")), "a wide table scrolls by itself"
+    assert len(reader.all("table")) == sum(div.get("class") == "wide" for div in reader.all("div")), (
+        "a wide table scrolls by itself"
+    )
 
 
 def test_the_same_run_gives_the_same_page(text):

@@ -115,7 +115,12 @@ def test_without_a_network_there_is_one_line_and_a_log(checkout):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         index = "http://127.0.0.1:%d/simple" % closed.getsockname()[1]
-        variables = {"PIP_INDEX_URL": index, "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
+        variables = {
+            "PIP_INDEX_URL": index,
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_FIND_LINKS": "",
+            "PIP_EXTRA_INDEX_URL": "",
+        }
         done = run_script(checkout, **variables)
     assert done.returncode == 1
     assert "package index cannot be reached" in done.stderr and done.stderr.count("\n") == 1

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from course_lib import devices, layouts, sharding
+from course_lib import devices, layout_map, sharding
 from course_lib.errors import CourseError
 
 LESSON = Path(__file__).parents[1] / "notebooks/07_tensor_parallelism_and_sharding.ipynb"
@@ -143,7 +143,9 @@ def test_a_layout_on_the_tensorflow_backend_is_refused():
     mesh = keras.distribution.DeviceMesh((2, 4), ["data", "model"], [f"cpu:{device}" for device in range(8)])
     keys = keras.distribution.LayoutMap(mesh)
     keys[".*_in/kernel"] = (None, "model")
-    assert "on the JAX backend" in error_of(layouts.layout_coverage, small_transformer(), keys, must_split=".*_in/kernel")
+    assert "on the JAX backend" in error_of(
+        layout_map.layout_coverage, small_transformer(), keys, must_split=".*_in/kernel"
+    )
 
 
 @on_eight_devices
@@ -165,7 +167,11 @@ def test_a_column_then_a_row_parallel_layer_equal_one_device_forward_and_backwar
     every = tuple(range(5))
     specs = (P(), P(None, "model"), P("model"), P("model", None), P())
     step = jax.shard_map(
-        jax.value_and_grad(local_loss, every), mesh=layer_mesh(), in_specs=specs, out_specs=(P(), specs), check_vma=False
+        jax.value_and_grad(local_loss, every),
+        mesh=layer_mesh(),
+        in_specs=specs,
+        out_specs=(P(), specs),
+        check_vma=False,
     )
     (one, one_gradients), (split, split_gradients) = jax.value_and_grad(loss, every)(*values), jax.jit(step)(*values)
     np.testing.assert_allclose(split, one, rtol=1e-5)
@@ -198,7 +204,7 @@ def test_coverage_tells_what_the_arrays_hold():
     layout_map = layout(**KEYS)
     with keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="data").scope():
         model = small_transformer()
-    coverage = layouts.layout_coverage(model, layout_map)
+    coverage = layout_map.layout_coverage(model, layout_map)
     by_path = {variable.path: variable for variable in coverage.variables}
     query = by_path["block1_query/kernel"]
     assert (query.key, query.shard_shape, query.devices) == (next(iter(KEYS)), (64, 16), 4)
@@ -210,7 +216,9 @@ def test_coverage_tells_what_the_arrays_hold():
 
 @on_eight_devices
 def test_a_key_that_matches_nothing_is_refused():
-    message = error_of(layouts.plan_layout, small_transformer(), layout(**KEYS, **{".*/query/kernel": (None, "model")}))
+    message = error_of(
+        layout_map.plan_layout, small_transformer(), layout(**KEYS, **{".*/query/kernel": (None, "model")})
+    )
     assert "'.*/query/kernel' matches none of 22 variables" in message and "block1_query/kernel" in message
 
 
@@ -218,28 +226,28 @@ def test_a_key_that_matches_nothing_is_refused():
 def test_a_key_without_its_prefix_is_judged_as_the_installed_keras_does():
     keys, model = layout(**{"query/kernel": (None, "model")}), small_transformer()
     if keys["block1_query/kernel"] is None:  # whole paths, as newer releases of Keras compare
-        assert "write '.*query/kernel'" in error_of(layouts.plan_layout, model, keys)
-        assert "write '.*query.*'" in error_of(layouts.plan_layout, model, layout(query=(None, "model")))
+        assert "write '.*query/kernel'" in error_of(layout_map.plan_layout, model, keys)
+        assert "write '.*query.*'" in error_of(layout_map.plan_layout, model, layout(query=(None, "model")))
     else:
-        assert sum(variable.key is not None for variable in layouts.plan_layout(model, keys).variables) == 1
+        assert sum(variable.key is not None for variable in layout_map.plan_layout(model, keys).variables) == 1
 
 
 @on_eight_devices
 def test_two_keys_for_one_variable_are_refused():
-    message = error_of(layouts.plan_layout, small_transformer(), layout(**KEYS, **{".*block1_query.*": ("model",)}))
+    message = error_of(layout_map.plan_layout, small_transformer(), layout(**KEYS, **{".*block1_query.*": ("model",)}))
     assert "block1_query/kernel is matched by 2 layout keys" in message
 
 
 @on_eight_devices
 def test_a_whole_path_as_key_wins_over_patterns_as_in_keras():
-    planned = layouts.plan_layout(small_transformer(), layout(**KEYS, **{"block1_query/kernel": ("model", None)}))
+    planned = layout_map.plan_layout(small_transformer(), layout(**KEYS, **{"block1_query/kernel": ("model", None)}))
     query = next(variable for variable in planned.variables if variable.path == "block1_query/kernel")
     assert query.shard_shape == (16, 64)
 
 
 @on_eight_devices
 def test_a_key_may_place_the_output_of_a_layer():
-    layouts.plan_layout(small_transformer(), layout(**KEYS, **{"block1_mlp_in/output": ("data", None, "model")}))
+    layout_map.plan_layout(small_transformer(), layout(**KEYS, **{"block1_mlp_in/output": ("data", None, "model")}))
 
 
 @on_eight_devices
@@ -249,10 +257,12 @@ def test_an_axis_that_does_not_divide_and_too_many_axes_are_refused():
     from course_lib import models
 
     odd = models.mlp((8, 8, 1), classes=10, width=64)
-    message = error_of(layouts.plan_layout, odd, layout(**{".*logits/kernel": (None, "model")}))
+    message = error_of(layout_map.plan_layout, odd, layout(**{".*logits/kernel": (None, "model")}))
     assert "logits/kernel (64, 10)" in message and "4 devices and does not divide 10" in message
-    assert "1 dimension(s)" in error_of(layouts.plan_layout, odd, layout(**{".*hidden/bias": (None, "model")}))
-    refused = keras.distribution.ModelParallel(layout_map=layout(**{".*logits/kernel": (None, "model")}), batch_dim_name="data")
+    assert "1 dimension(s)" in error_of(layout_map.plan_layout, odd, layout(**{".*hidden/bias": (None, "model")}))
+    refused = keras.distribution.ModelParallel(
+        layout_map=layout(**{".*logits/kernel": (None, "model")}), batch_dim_name="data"
+    )
     with refused.scope(), pytest.raises(ValueError, match="divisible|evenly divide"):  # as JAX says it
         models.mlp((8, 8, 1), classes=10, width=64)
 
@@ -264,15 +274,17 @@ def test_a_variable_that_should_be_split_and_is_not_is_refused():
     layout_map = layout(**{key: axes for key, axes in KEYS.items() if "logits" not in key})
     with keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="data").scope():
         model = small_transformer()
-    message = error_of(layouts.layout_coverage, model, layout_map)
+    message = error_of(layout_map.layout_coverage, model, layout_map)
     assert "logits/kernel (64, 128) should be split" in message and "32,768 B" in message
-    layouts.layout_coverage(model, layout_map, must_split=".*(query|mlp_in)/kernel")
-    assert "embeddings" in error_of(layouts.layout_coverage, model, layout_map, must_split=[".*mlp_in/kernel", ".*embeddings"])
+    layout_map.layout_coverage(model, layout_map, must_split=".*(query|mlp_in)/kernel")
+    assert "embeddings" in error_of(
+        layout_map.layout_coverage, model, layout_map, must_split=[".*mlp_in/kernel", ".*embeddings"]
+    )
 
 
 @on_eight_devices
 def test_a_model_built_outside_the_distribution_is_refused():
-    message = error_of(layouts.layout_coverage, small_transformer(), layout(**KEYS))
+    message = error_of(layout_map.layout_coverage, small_transformer(), layout(**KEYS))
     assert "lies as (64, 64)" in message and "set_distribution" in message
 
 
@@ -288,7 +300,9 @@ def test_a_figure_names_the_devices_of_each_block():
     figure = show.shards({"kernel": kernel}, "Each block lies on two devices.")
     (axes,) = figure.canvas.axes
     assert [text.get_text() for text in axes.texts] == ["0\n4", "1\n5", "2\n6", "3\n7"]
-    assert [(bar.get_x(), bar.get_width(), bar.get_height()) for bar in axes.patches] == [(x, 2, 8) for x in (0, 2, 4, 6)]
+    assert [(bar.get_x(), bar.get_width(), bar.get_height()) for bar in axes.patches] == [
+        (x, 2, 8) for x in (0, 2, 4, 6)
+    ]
     assert figure._repr_mimebundle_()[1]["image/png"]["alt"] == "Each block lies on two devices."
 
 

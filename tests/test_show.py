@@ -27,7 +27,9 @@ def test_a_figure_is_a_picture_with_its_finding_in_words(figure):
 
 
 def test_a_table_lines_up():
-    assert show.table(["name", "ratio"], [["one", 1], ["eleven", 12.5]]) == "name    ratio\none         1\neleven   12.5"
+    assert (
+        show.table(["name", "ratio"], [["one", 1], ["eleven", 12.5]]) == "name    ratio\none         1\neleven   12.5"
+    )
 
 
 def test_source_is_the_code_without_its_docstring():

@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from course_lib import cluster, support
-from course_lib.cluster.program import Program
+from course_lib import cluster, support_matrix
+from course_lib.cluster.worker_program import Program
 from course_lib.errors import CourseError
-from course_lib.support import Cell, Verdict
+from course_lib.support_matrix import Cell, Verdict
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the tasks that import support_features
 
@@ -32,11 +32,21 @@ FLOAT32 = (1e-5, "float32 sums in another order, over 8 steps")
 FLOAT16 = (2e-3, "float16 gradients, rounded to 11 bits, of other parts of the batch")
 
 COLUMNS = [
-    ("mirrored", "fit"), ("mirrored", "loop"), ("multi-worker", "fit"), ("multi-worker", "loop"),
-    ("parameter server", "fit"), ("parameter server", "loop"), ("jax", "fit"),
-]  # fmt: skip
+    ("mirrored", "fit"),
+    ("mirrored", "loop"),
+    ("multi-worker", "fit"),
+    ("multi-worker", "loop"),
+    ("parameter server", "fit"),
+    ("parameter server", "loop"),
+    ("jax", "fit"),
+]
 # `fit` builds the optimizer itself.
-CASES = [(*column, feature) for column in COLUMNS for feature in support.FEATURES if (column[1], feature) != ("fit", "unbuilt")]
+CASES = [
+    (*column, feature)
+    for column in COLUMNS
+    for feature in support_matrix.FEATURES
+    if (column[1], feature) != ("fit", "unbuilt")
+]
 
 # What is added for the second verdict, where stock Keras fails.
 SYNCHRONIZED = "synchronized=True"
@@ -55,7 +65,11 @@ REMEDIES = {
             ("batch_norm", SYNCHRONIZED),
         ]
     },
-    **{("multi-worker", "fit", feature): ["MultiWorkerFit"] for feature in support.FEATURES if feature != "unbuilt"},
+    **{
+        ("multi-worker", "fit", feature): ["MultiWorkerFit"]
+        for feature in support_matrix.FEATURES
+        if feature != "unbuilt"
+    },
     ("multi-worker", "fit", "overflow"): ["MultiWorkerFit", "AgreeingLossScale"],
     ("multi-worker", "fit", "uneven"): ["MultiWorkerFit", "ExactPartialBatches"],
     ("multi-worker", "fit", "batch_norm"): ["MultiWorkerFit", SYNCHRONIZED],
@@ -70,17 +84,25 @@ JIT, ACCUMULATION, PARTIAL, OVERFLOW = "keras issue 19005", "keras issue 20582",
 ISSUES = {
     **{(strategy, api, "accumulation"): ACCUMULATION for strategy, api in COLUMNS if strategy != "jax"},
     **{(strategy, api, "overflow"): OVERFLOW for strategy, api in COLUMNS if strategy != "jax"},
-    **{(strategy, api, "jit_compile"): JIT for strategy, api in COLUMNS if strategy in ("mirrored", "parameter server")},
-    **{(strategy, api, "batch_norm"): "keras pull 18671" for strategy, api in COLUMNS},  # statistics per replica are the default
-    **{(strategy, "loop", "uneven"): AVERAGE for strategy in support.STRATEGIES},
+    **{
+        (strategy, api, "jit_compile"): JIT for strategy, api in COLUMNS if strategy in ("mirrored", "parameter server")
+    },
+    **{
+        (strategy, api, "batch_norm"): "keras pull 18671" for strategy, api in COLUMNS
+    },  # statistics per replica are the default
+    **{(strategy, "loop", "uneven"): AVERAGE for strategy in support_matrix.STRATEGIES},
     ("multi-worker", "loop", "jit_compile"): NO_XLA,
-    **{(strategy, "loop", "unbuilt"): "keras issue 23085" for strategy in support.STRATEGIES},
+    **{(strategy, "loop", "unbuilt"): "keras issue 23085" for strategy in support_matrix.STRATEGIES},
     ("mirrored", "fit", "steps_per_execution"): "keras issue 23085",
     ("mirrored", "fit", "uneven"): PARTIAL,
     # Where the remedy is not enough, what is left is what matters.
-    **{("multi-worker", "fit", f): "keras issue 20585" for f in support.FEATURES if f not in ("accumulation", "jit_compile")},
+    **{
+        ("multi-worker", "fit", f): "keras issue 20585"
+        for f in support_matrix.FEATURES
+        if f not in ("accumulation", "jit_compile")
+    },
     ("multi-worker", "fit", "jit_compile"): NO_XLA,
-    **{("parameter server", "fit", feature): "keras issue 18624" for feature in support.FEATURES},
+    **{("parameter server", "fit", feature): "keras issue 18624" for feature in support_matrix.FEATURES},
     ("parameter server", "loop", "count"): "keras issue 18668",
     ("jax", "fit", "uneven"): "keras issue 21167",
 }
@@ -106,7 +128,7 @@ def cases() -> list[Case]:
 
 
 def reference_cases() -> list[Case]:
-    return [("one device", "fit", feature, ()) for feature in support.FEATURES if feature != "unbuilt"]
+    return [("one device", "fit", feature, ()) for feature in support_matrix.FEATURES if feature != "unbuilt"]
 
 
 def observe(wanted: list[Case], show=lambda text: None) -> dict[Case, object]:
@@ -178,7 +200,9 @@ def judge(runs: list[list], reference: list, tolerance: float) -> Verdict:
     """Every run of every task against one device's."""
     expected = [np.asarray(value, "float64") for value in reference[0][0]]
     pairs = [pair for task in runs for run in task for pair in zip(run, expected, strict=True)]
-    difference = np.max([relative_difference(np.asarray(value, "float64"), want) for value, want in pairs])  # NaN stays NaN
+    difference = np.max(
+        [relative_difference(np.asarray(value, "float64"), want) for value, want in pairs]
+    )  # NaN stays NaN
     if math.isnan(difference):
         return Verdict("wrong")
     return Verdict("equal" if difference <= tolerance else "wrong", float(f"{difference:.1e}"))
@@ -192,12 +216,12 @@ def relative_difference(value: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(value - expected).max() / max(np.abs(expected).max(), 1e-30))
 
 
-def execute(name: str, show=print) -> support.Stack:
+def execute(name: str, show=print) -> support_matrix.Stack:
     """The whole matrix on the installed stack."""
     return tabulate(name, observe(reference_cases() + cases(), show))
 
 
-def tabulate(name: str, found: dict[Case, object]) -> support.Stack:
+def tabulate(name: str, found: dict[Case, object]) -> support_matrix.Stack:
     """Judge what was observed."""
     cells = []
     for strategy, api, feature in CASES:
@@ -213,13 +237,17 @@ def tabulate(name: str, found: dict[Case, object]) -> support.Stack:
         issue = ISSUES.get((strategy, api, feature), "") if stock.kind != "equal" else ""
         mended = verdict(remedies) if needed else None
         cells.append(Cell(strategy, api, feature, stock, tolerance, reason, issue, remedies if needed else (), mended))
-    return support.Stack(name, versions(), tuple(cells))
+    return support_matrix.Stack(name, versions(), tuple(cells))
 
 
 def versions() -> dict[str, str]:
     return {
         label: next(importlib.metadata.version(name) for name in names if installed(name))
-        for label, names in {"TensorFlow": ("tensorflow", "tensorflow-cpu"), "Keras": ("keras",), "JAX": ("jax",)}.items()
+        for label, names in {
+            "TensorFlow": ("tensorflow", "tensorflow-cpu"),
+            "Keras": ("keras",),
+            "JAX": ("jax",),
+        }.items()
     }
 
 
@@ -227,12 +255,12 @@ def installed(name: str) -> bool:
     return any(True for _ in importlib.metadata.distributions(name=name))
 
 
-def changes(stored: support.Stack, now: support.Stack) -> list[str]:
+def changes(stored: support_matrix.Stack, now: support_matrix.Stack) -> list[str]:
     """Where the installed stack no longer behaves as stored."""
     lines = []
     for cell in now.cells:
         old = stored.cell(*cell.key)
-        if support.kinds(old) != support.kinds(cell) or not alike(old.stock, cell.stock):
+        if support_matrix.kinds(old) != support_matrix.kinds(cell) or not alike(old.stock, cell.stock):
             detail = f" ({cell.stock.error})" if cell.stock.error else ""
             lines.append(f"{', '.join(cell.key)}: stored {old}; now {cell}{detail}")
     return lines
@@ -247,8 +275,8 @@ def alike(old: Verdict, now: Verdict) -> bool:
     return 0.1 <= now.difference / old.difference <= 10
 
 
-def stored_for_installed() -> support.Stack | None:
-    return next((stack for stack in support.read().stacks if stack.versions == versions()), None)
+def stored_for_installed() -> support_matrix.Stack | None:
+    return next((stack for stack in support_matrix.read().stacks if stack.versions == versions()), None)
 
 
 @pytest.mark.slow
@@ -260,15 +288,17 @@ def test_the_installed_stack_behaves_as_lesson_03_says():
 
 @pytest.mark.parametrize("name", ["newest", "colab"])
 def test_a_stored_table_is_whole(name):
-    stack = next(stack for stack in support.read().stacks if stack.name == name)
+    stack = next(stack for stack in support_matrix.read().stacks if stack.name == name)
     assert [cell.key for cell in stack.cells] == CASES
-    assert all(words in repr(stack) and words in stack._repr_markdown_() for words in support.FEATURES.values())
+    assert all(words in repr(stack) and words in stack._repr_markdown_() for words in support_matrix.FEATURES.values())
 
 
 def test_a_changed_verdict_is_reported():
-    stored = support.read().stacks[0]
+    stored = support_matrix.read().stacks[0]
     assert changes(stored, stored) == []
-    at = next(i for i, cell in enumerate(stored.cells) if cell.mended and cell.stock.kind == "wrong" and cell.stock.difference)
+    at = next(
+        i for i, cell in enumerate(stored.cells) if cell.mended and cell.stock.kind == "wrong" and cell.stock.difference
+    )
     for stock, mended in [
         (Verdict("equal", 0.0), None),  # upstream mended it
         (stored.cells[at].stock, Verdict("raises", error="ValueError: no")),  # the helper broke
@@ -280,25 +310,33 @@ def test_a_changed_verdict_is_reported():
 
 
 def test_the_other_stack_shows_where_it_differs():
-    first = support.read().stacks[0]
+    first = support_matrix.read().stacks[0]
     cells = (dataclasses.replace(first.cells[0], stock=Verdict("hangs")), *first.cells[1:])
     other = dataclasses.replace(first, name="other", cells=cells)
-    assert f"{len(cells) - 1} of {len(cells)} verdicts, and else\n\n- MirroredStrategy, fit, training: hangs" in repr(support.Matrix((first, other)))
+    assert f"{len(cells) - 1} of {len(cells)} verdicts, and else\n\n- MirroredStrategy, fit, training: hangs" in repr(
+        support_matrix.Matrix((first, other))
+    )
 
 
 def test_an_empty_folder_says_so(tmp_path):
     with pytest.raises(CourseError, match="holds no stored support matrix"):
-        support.read(tmp_path)
+        support_matrix.read(tmp_path)
 
 
 @pytest.mark.parametrize(
     "message, line",
     [
         ("To use this, do that.", "To use this, do that."),
-        ("Exception encountered when calling Cond.call().\n\n\x1b[1m`merge_call` called while tracing\x1b[0m\n\nArguments received", "`merge_call` called while tracing"),
-        ("Graph execution error:\n\nDetected at node x\n(1) INVALID_ARGUMENT:  You must feed a value\n\t [[{{node x}}]]\n0 derived errors ignored.", "You must feed a value"),
+        (
+            "Exception encountered when calling Cond.call().\n\n\x1b[1m`merge_call` called while tracing\x1b[0m\n\nArguments received",
+            "`merge_call` called while tracing",
+        ),
+        (
+            "Graph execution error:\n\nDetected at node x\n(1) INVALID_ARGUMENT:  You must feed a value\n\t [[{{node x}}]]\n0 derived errors ignored.",
+            "You must feed a value",
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_error_is_quoted_without_its_frames(message, line):
     assert telling_line(message) == line
 
@@ -312,12 +350,14 @@ def test_a_difference_is_told_from_rounding_and_from_nan():
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Execute the support matrix on the installed stack.")
-    parser.add_argument("--write", metavar="NAME", help="store the verdicts as course_lib/support_matrix/NAME.json: newest or colab")
+    parser.add_argument(
+        "--write", metavar="NAME", help="store the verdicts as course_lib/support_matrix/NAME.json: newest or colab"
+    )
     name = parser.parse_args().write
     now = execute(name or "installed", show=lambda text: print(text, flush=True))
     print(now)
     if name:
-        print(f"stored in {support.write(now)}")
+        print(f"stored in {support_matrix.write(now)}")
         return 0
     stored = stored_for_installed()
     found = changes(stored, now) if stored else [f"no stored table for {versions()}"]

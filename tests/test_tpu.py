@@ -13,8 +13,8 @@ import pytest
 from course_lib import models, tpu
 from course_lib.cli import main
 from course_lib.errors import CourseError
-from course_lib.tpu import chips, collectives, compiling, cost, fitting, hlo
-from course_lib.tpu.request import Request, checked, named_model
+from course_lib.tpu import chips, hlo_collectives, compiling, hlo_cost, find_fit, hlo
+from course_lib.tpu.compile_request import Request, checked, named_model
 
 HAS_COMPILER = importlib.util.find_spec("libtpu") is not None
 compiles = pytest.mark.skipif(not HAS_COMPILER, reason="libtpu, the TPU compiler, is not installed")
@@ -107,7 +107,7 @@ def test_each_collective_counts_once_per_turn_with_its_axis_and_bytes(program):
         ("all-reduce", "model", 2, 8, 8 * reduce, 8 * reduce),
         ("all-reduce", "data", 4, 1, loss, round(loss * 1.5)),
     }
-    rows = collectives.find_collectives(program, MESH)
+    rows = hlo_collectives.find_collectives(program, MESH)
     assert {(r.kind, r.axis, r.devices, r.count, r.buffer_bytes, r.sent_bytes) for r in rows} == expected
 
 
@@ -127,23 +127,25 @@ def test_each_collective_counts_once_per_turn_with_its_axis_and_bytes(program):
 )
 def test_every_way_of_naming_groups_is_read(groups, axis):
     line = f"ENTRY %e (x: f32[8]) -> f32[8] {{\n  %x = f32[8]{{0}} parameter(0)\n  ROOT %r = f32[8]{{0}} all-reduce(%x), replica_groups={groups}, to_apply=%a\n}}"
-    (row,) = collectives.find_collectives(hlo.parse(line), MESH)
+    (row,) = hlo_collectives.find_collectives(hlo.parse(line), MESH)
     assert row.axis == axis
 
 
 def test_half_a_ring_is_part_of_its_axis():
     line = "ENTRY %e (x: f32[8]) -> f32[8] {\n  %x = f32[8]{0} parameter(0)\n  ROOT %r = f32[8]{0} all-reduce(%x), replica_groups=[2,4]<=[8], to_apply=%a\n}"
-    (row,) = collectives.find_collectives(hlo.parse(line), {"data": 8})
+    (row,) = hlo_collectives.find_collectives(hlo.parse(line), {"data": 8})
     assert row.axis == "part of data" and row.devices == 4
 
 
 def test_a_new_way_of_naming_groups_is_an_error_not_a_guess():
     with pytest.raises(ValueError, match="is new"):
-        collectives.find_collectives(hlo.parse(SCANNED.replace("replica_groups=[4,2]<=[8]", "replica_groups=<4x2>" + " " * 80)), MESH)
+        hlo_collectives.find_collectives(
+            hlo.parse(SCANNED.replace("replica_groups=[4,2]<=[8]", "replica_groups=<4x2>" + " " * 80)), MESH
+        )
 
 
 def test_the_other_turns_of_a_loop_add_their_matrix_products(program):
-    assert cost.repeated_flops(program) == 7 * 2 * 64 * 1024 * 2048
+    assert hlo_cost.repeated_flops(program) == 7 * 2 * 64 * 1024 * 2048
 
 
 def test_a_convolution_counts_the_pairs_that_meet():
@@ -153,13 +155,13 @@ def test_a_convolution_counts_the_pairs_that_meet():
         "  ROOT %c = f32[2,4,4,7]{3,2,1,0} convolution(%x, %k), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f\n}"
     )
     computation = hlo.parse(line).computations["e"]
-    assert cost._product_flops(computation["c"], computation) == 2 * 2 * 7 * 5 * 10 * 10
+    assert hlo_cost._product_flops(computation["c"], computation) == 2 * 2 * 7 * 5 * 10 * 10
 
 
 def test_only_hbm_traffic_counts(program):
     """In each of 8 turns the product and the scatter read the weights; else there are scalars, and the rest stays on the chip."""
     weights, condition, scalars = 4 * 1024 * 2048, 4 + 4 + 1, 6 * 4
-    assert cost.hbm_bytes(program) == 8 * (2 * weights + condition) + scalars
+    assert hlo_cost.hbm_bytes(program) == 8 * (2 * weights + condition) + scalars
 
 
 @pytest.mark.parametrize(
@@ -201,14 +203,25 @@ def report(**changes) -> tpu.Report:
     memory = tpu.Memory(100, 200, 0, 50, 6, 4, 1000, 40, peak=1300)
     rows = (tpu.Collective("all-reduce", "data", 8, 2, 100, 175),)
     request = checked(Request(named_model("cnn", {}), "v5e:2x4", 64))
-    fields = {"memory": memory, "shortage": None, "flops": 197e9, "accessed_bytes": 5.0, "hbm_bytes": 819_000_000, "collectives": rows}
-    return tpu.Report(**{"request": request, "parameter_count": 25, "state_bytes": 300, **fields, "compiler": "libtpu 1", **changes})
+    fields = {
+        "memory": memory,
+        "shortage": None,
+        "flops": 197e9,
+        "accessed_bytes": 5.0,
+        "hbm_bytes": 819_000_000,
+        "collectives": rows,
+    }
+    return tpu.Report(
+        **{"request": request, "parameter_count": 25, "state_bytes": 300, **fields, "compiler": "libtpu 1", **changes}
+    )
 
 
 def test_a_report_adds_up_prints_and_survives_json():
     shown = report()
     assert shown.memory.total == 1400 and shown.fits
-    assert shown.roofline_seconds["compute"] == pytest.approx(1e-3) and shown.roofline_seconds["memory"] == pytest.approx(1e-3)
+    assert shown.roofline_seconds["compute"] == pytest.approx(1e-3) and shown.roofline_seconds[
+        "memory"
+    ] == pytest.approx(1e-3)
     assert sum(shown.roofline_shares.values()) == pytest.approx(1)
     assert tpu.Report.of(json.loads(json.dumps(shown.as_dict()))) == shown
     for text in (repr(shown), shown._repr_html_()):
@@ -230,7 +243,7 @@ def test_a_report_adds_up_prints_and_survives_json():
     ],
 )
 def test_the_compilers_refusal_is_read(message, said):
-    refusals = python(f"from course_lib.tpu.worker import _shortage; print(_shortage({message!r}))")
+    refusals = python(f"from course_lib.tpu.compile_worker import _shortage; print(_shortage({message!r}))")
     assert refusals.strip() == said
 
 
@@ -258,16 +271,21 @@ def test_the_smallest_change_is_tried_first_and_hopeless_ones_are_not_compiled(m
         return report(request=request) if request.layout == "fsdp" else refused
 
     refused = report(memory=None, shortage=tpu.Shortage(2**40, 2**34, "temporaries", ""), state_bytes=2**35)
-    monkeypatch.setattr(fitting, "compile_request", compile_request)
-    search = fitting.find_fit(refused)
+    monkeypatch.setattr(find_fit, "compile_request", compile_request)
+    search = find_fit.find_fit(refused)
     assert search.found.change == "layout fsdp" and len(tried) == 1
-    assert [trial.change for trial in search.trials[:2]] == ["precision mixed_bfloat16", "remat"] and "not tried" in repr(search)
+    assert [trial.change for trial in search.trials[:2]] == [
+        "precision mixed_bfloat16",
+        "remat",
+    ] and "not tried" in repr(search)
 
 
 def python(code: str, devices: int = 1) -> str:
     """A process of its own, because this one may run Keras on TensorFlow."""
     start = f"from course_lib import devices; devices.simulate({devices}, 'jax')\n"
-    done = subprocess.run([sys.executable, "-c", start + textwrap.dedent(code)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", start + textwrap.dedent(code)], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -279,8 +297,8 @@ def test_the_step_equals_keras_own_on_eight_devices():
         import jax, keras, numpy as np
         from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
         from course_lib import models
-        from course_lib.tpu.placing import pin_rows, place
-        from course_lib.tpu.step import Training, train_step
+        from course_lib.tpu.variable_placement import pin_rows, place
+        from course_lib.tpu.train_step import Training, train_step
 
         rng = np.random.default_rng(0)
         x, y = rng.random((32, 8, 8, 1), dtype="float32"), rng.integers(0, 8, 32)
@@ -369,9 +387,9 @@ def test_layouts_reach_stacked_weights_and_optimizer_slots_and_nothing_is_alloca
         """
         import resource
         from course_lib import models
-        from course_lib.tpu.placing import place, shard_bytes
+        from course_lib.tpu.variable_placement import place, shard_bytes
         from course_lib.tpu.repeated import Repeated
-        from course_lib.tpu.step import build
+        from course_lib.tpu.train_step import build
 
         make = lambda: models.transformer(32000, 4096, layers=80, width=8192, heads=64, repeat=lambda m, n, name: Repeated(m, n, name=name))
         training = build(make, "adam", "sparse_categorical_crossentropy", "mixed_bfloat16")
@@ -398,7 +416,9 @@ def small():
     """A step of 49,000 parameters, sharded both ways."""
     shards = {".*hidden/kernel": (None, "model"), ".*logits/kernel": ("model", None)}
     settings = {"input_shape": [8, 8, 1], "filters": [8], "width": 16}
-    return tpu.compile_step("cnn", "v5e:2x4", 64, mesh={"data": 4, "model": 2}, shards=shards, layout="fsdp", arguments=settings)
+    return tpu.compile_step(
+        "cnn", "v5e:2x4", 64, mesh={"data": 4, "model": 2}, shards=shards, layout="fsdp", arguments=settings
+    )
 
 
 @compiles
@@ -435,10 +455,14 @@ def test_a_model_that_exists_is_compiled_from_its_configuration():
     assert result.parameter_count == model.count_params() and result.memory.parameters == 4 * model.count_params()
 
 
-@pytest.mark.skipif(not OLD_COMPILER, reason="only libtpu before 0.0.23 needs the workaround; CI has it on Colab's TPU stack")
+@pytest.mark.skipif(
+    not OLD_COMPILER, reason="only libtpu before 0.0.23 needs the workaround; CI has it on Colab's TPU stack"
+)
 def test_an_old_compiler_still_crashes_without_the_workaround(monkeypatch):
     without = "from course_lib.tpu import worker; worker._spare_old_libtpu = lambda: None; worker.main()"
-    monkeypatch.setattr(compiling, "START", compiling.START.replace("from course_lib.tpu.worker import main; main()", without))
+    monkeypatch.setattr(
+        compiling, "START", compiling.START.replace("from course_lib.tpu.compile_worker import main; main()", without)
+    )
     with pytest.raises(compiling.StepFailed, match="the compiler's process ended with"):
         tpu.compile_step("mlp", "v5e:1x1", 8, arguments={"width": 16})
 
@@ -456,7 +480,14 @@ def test_a_notebooks_function_and_one_that_does_not_fit():
     refused = tpu.compile_step(make, "v5e:2x2", 8, arguments={"units": 10**9}, loss="mse")
     assert not refused.fits and "Does not fit" in refused.verdict and refused.state_bytes > 100e9
     with pytest.raises(CourseError, match="matches none of"):
-        tpu.compile_step(make, "v5e:2x2", 8, mesh={"data": 2, "model": 2}, shards={".*kernl": (None, "model")}, arguments={"units": 4})
+        tpu.compile_step(
+            make,
+            "v5e:2x2",
+            8,
+            mesh={"data": 2, "model": 2},
+            shards={".*kernl": (None, "model")},
+            arguments={"units": 4},
+        )
 
 
 @compiles

@@ -19,10 +19,7 @@ from course_lib.compare import Run, assert_equal, compare
 FLOAT32 = {"relative": 1e-5, "reason": "float32 sums in another order"}
 GLOBAL_BATCH = 64
 EVEN, UNEVEN = 10 * GLOBAL_BATCH, 9 * GLOBAL_BATCH + 21  # 21 rows on 4 replicas: 6, 6, 6, 3
-OPTIMIZERS = {
-    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
-    "adam": lambda: keras.optimizers.Adam(1e-3),
-}
+OPTIMIZERS = {"momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9), "adam": lambda: keras.optimizers.Adam(1e-3)}
 
 per_example_loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
@@ -51,7 +48,9 @@ def fit(strategy, dataset, optimizer, exact: bool) -> Run:
         model = ExactModel(model.inputs, model.outputs) if exact else model
         model.compile(optimizer(), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     history = model.fit(dataset, shuffle=False, verbose=0).history
-    return Run.of(f"fit, {strategy.num_replicas_in_sync} replicas", model, history["loss"], {"accuracy": history["accuracy"][0]})
+    return Run.of(
+        f"fit, {strategy.num_replicas_in_sync} replicas", model, history["loss"], {"accuracy": history["accuracy"][0]}
+    )
 
 
 def loop(strategy, dataset, optimizer) -> Run:
@@ -71,7 +70,9 @@ def loop(strategy, dataset, optimizer) -> Run:
 @pytest.mark.parametrize("rows", [EVEN, UNEVEN])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_custom_loop_equals_one_device(strategy, optimizer, rows):
-    assert_equal(loop(tf.distribute.get_strategy(), digits(rows), optimizer), loop(strategy, digits(rows), optimizer), **FLOAT32)
+    assert_equal(
+        loop(tf.distribute.get_strategy(), digits(rows), optimizer), loop(strategy, digits(rows), optimizer), **FLOAT32
+    )
 
 
 @pytest.mark.parametrize("rows", [EVEN, UNEVEN])

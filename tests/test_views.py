@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 from nbval.plugin import get_sanitize_patterns
 
-from course_lib import collectives, explore, notebooks, pipeline, plan, precision, views
+from course_lib import collectives, pipeline, planner, precision, views
+from course_lib.views import explorer
+from course_lib.staff import store_outputs
 from course_lib.errors import CourseError
-from course_lib.plan import command
-from course_lib.views import memory_bar, number_formats, stale_updates, strategies, timetables
+from course_lib.planner import plan_command
+from course_lib.views import memory_view, formats_view, staleness_view, strategy_view, pipeline_view
 
 LESSONS = Path(__file__).parents[1] / "notebooks"
 MAKERS = {name: getattr(views, name) for name in views.__all__}
@@ -58,9 +60,9 @@ def states(explorer, most=12):
     rng = random.Random(0)
 
     def drawn(control):
-        if isinstance(control, explore.Choice):
+        if isinstance(control, explorer.Choice):
             return rng.choice(control.options)
-        if isinstance(control, explore.LogRange):
+        if isinstance(control, explorer.LogRange):
             return 10 ** rng.uniform(math.log10(control.low), math.log10(control.high))
         return rng.randint(-2, 20)
 
@@ -87,7 +89,9 @@ def test_the_still_state_is_a_picture_in_words_and_a_table(make):
     scopes = [attributes["scope"] for attributes in read.all("th")]
     assert scopes == ["col"] * len(explorer.still.headers) + ["row"] * len(explorer.still.rows)
     assert len(read.all("td")) == len(explorer.still.rows) * (len(explorer.still.headers) - 1)
-    assert bundle["text/plain"].startswith(explorer.still.caption) and explorer.still.headers[-1] in bundle["text/plain"]
+    assert (
+        bundle["text/plain"].startswith(explorer.still.caption) and explorer.still.headers[-1] in bundle["text/plain"]
+    )
     assert bundle.keys() == {"text/plain", "text/html"}, "no kernel runs here, so nobody could move a control"
 
 
@@ -121,10 +125,10 @@ def test_moving_a_control_changes_what_is_shown(make):
     for widget, (name, control) in zip(widgets, explorer.controls.items()):
         assert widget.description == control.label
         before, start = shown.value, widget.value
-        if isinstance(control, explore.Choice):
+        if isinstance(control, explorer.Choice):
             widget.value = next(option for option in reversed(widget.options) if option != start)
         else:
-            widget.value = widget.min if isinstance(control, explore.Range) and start != widget.min else widget.max / 2
+            widget.value = widget.min if isinstance(control, explorer.Range) and start != widget.min else widget.max / 2
         assert shown.value != before, name
         now = {name: widget.value for name, widget in zip(explorer.controls, widgets)}
         assert shown.value == explorer.view(**now)._repr_html_()
@@ -137,7 +141,7 @@ def test_a_panel_follows_any_jump(make):
     *widgets, shown = explorer.panel().children
     for values in states(explorer, 5):
         for name, widget in zip(explorer.controls, widgets):
-            if isinstance(explorer.controls[name], explore.Choice):
+            if isinstance(explorer.controls[name], explorer.Choice):
                 widget.value = values[name] if values[name] in widget.options else widget.value
             else:
                 widget.value = values[name]
@@ -169,7 +173,11 @@ def test_what_a_control_cannot_take_is_moved_or_refused_in_one_line():
     assert views.all_reduce(round=-5).start["round"] == 0
     assert views.pipeline(schedule="interleaved", stages=5, micro_batches=12).start["micro_batches"] == 10
     assert views.formats(value=0).start["value"] == 1e-46
-    wrong = [lambda: views.all_reduce(algorithm="star"), lambda: views.all_reduce(size=3), lambda: views.all_reduce(workers="two")]
+    wrong = [
+        lambda: views.all_reduce(algorithm="star"),
+        lambda: views.all_reduce(size=3),
+        lambda: views.all_reduce(workers="two"),
+    ]
     for ask in [*wrong, lambda: views.formats(value=math.nan), lambda: views.memory().view(data=3)]:
         with pytest.raises(CourseError) as raised:
             ask()
@@ -187,7 +195,7 @@ def test_in_a_kernel_the_controls_come_too(monkeypatch):
     pytest.importorskip("ipywidgets")  # before the kernel is feigned: version 7 would look for its comms when imported
     in_a_kernel(monkeypatch)
     bundle = views.all_reduce()._repr_mimebundle_()
-    assert bundle[explore.WIDGET]["model_id"] and "<table>" in bundle["text/html"]
+    assert bundle[explorer.WIDGET]["model_id"] and "<table>" in bundle["text/html"]
 
 
 def in_a_kernel(monkeypatch):
@@ -197,11 +205,11 @@ def in_a_kernel(monkeypatch):
 
 
 def test_a_stored_notebook_keeps_words_and_picture_and_no_widget():
-    data = {"text/plain": "words", "text/html": "<p>words</p>", explore.WIDGET: {"model_id": "1"}}
-    output = nbformat.v4.new_output("execute_result", data, metadata={explore.WIDGET: {}}, execution_count=1)
+    data = {"text/plain": "words", "text/html": "<p>words</p>", explorer.WIDGET: {"model_id": "1"}}
+    output = nbformat.v4.new_output("execute_result", data, metadata={explorer.WIDGET: {}}, execution_count=1)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("views.memory()", outputs=[output])])
     notebook.metadata.widgets = {"application/vnd.jupyter.widget-state+json": {"state": {}}}
-    cleaned = notebooks.clean(notebook)
+    cleaned = store_outputs.clean(notebook)
     assert cleaned.cells[0].outputs[0].data == {"text/plain": "words", "text/html": "<p>words</p>"}
     assert cleaned.cells[0].outputs[0].metadata == {} and "widgets" not in cleaned.metadata
 
@@ -231,7 +239,10 @@ def test_how_long_a_move_takes(make, capsys):
         elapsed.append(1e3 * (time.perf_counter() - began))
         alone.append(1e3 * (time.thread_time() - worked))
     with capsys.disabled():
-        print(f" {make.__name__}: {statistics.median(elapsed):.0f} ms, of this thread {statistics.median(alone):.0f} ms", end="")
+        print(
+            f" {make.__name__}: {statistics.median(elapsed):.0f} ms, of this thread {statistics.median(alone):.0f} ms",
+            end="",
+        )
 
 
 # Each view's numbers
@@ -262,12 +273,15 @@ def test_the_counts_are_the_ledgers_at_every_round(algorithm):
 
 @pytest.mark.parametrize("p, m", [(2, 2), (3, 12), (4, 8), (6, 6)])
 def test_a_bubble_is_the_formula_s_and_what_is_held_the_schedule_s(p, m):
-    plain, v = (p - 1) / (m + p - 1), timetables.CHUNKS
+    plain, v = (p - 1) / (m + p - 1), pipeline_view.CHUNKS
     expected = {
         "naive": ((p - 1) / p, [1] * p),
         "GPipe": (plain, [m] * p),
         "1F1B": (plain, [min(m, p - stage) for stage in range(p)]),
-        "interleaved": ((p - 1) / (v * m + p - 1), [held / v for held in pipeline.interleaved(p, m, v).timeline().peak_in_flight]),
+        "interleaved": (
+            (p - 1) / (v * m + p - 1),
+            [held / v for held in pipeline.interleaved(p, m, v).timeline().peak_in_flight],
+        ),
     }
     for name, (bubble, held) in expected.items():
         view = views.pipeline(schedule=name, stages=p, micro_batches=m).still
@@ -275,16 +289,18 @@ def test_a_bubble_is_the_formula_s_and_what_is_held_the_schedule_s(p, m):
         assert column(view, "micro-batches held") == [f"{count:g}" for count in held]
 
 
-@pytest.mark.parametrize("name", timetables.MAKERS)
+@pytest.mark.parametrize("name", pipeline_view.MAKERS)
 def test_the_formula_named_in_a_caption_is_the_bubble_drawn(name):
     for p, m in ((2, 4), (3, 6), (4, 8), (6, 12)):
-        drawn = timetables.MAKERS[name](p, m).timeline().bubble
-        assert math.isclose(float(timetables.bubble(name, p, m)), drawn)
+        drawn = pipeline_view.MAKERS[name](p, m).timeline().bubble
+        assert math.isclose(float(pipeline_view.bubble(name, p, m)), drawn)
 
 
 def test_the_memory_bar_is_the_planner_s_prediction():
-    layout = plan.Layout(data=8, zero=3, precision="bfloat16_master")
-    planned = plan.predict(command.MODELS["llama2-7b"], plan.Cluster(plan.find_chip("h100-80gb"), 8), layout, 8 * 16)
+    layout = planner.Layout(data=8, zero=3, precision="bfloat16_master")
+    planned = planner.predict(
+        plan_command.MODELS["llama2-7b"], planner.Cluster(planner.find_chip("h100-80gb"), 8), layout, 8 * 16
+    )
     view = views.memory(zero=3).still
     gib = dict(zip(column(view, ""), column(view, "GiB")))
     for kind, size in planned.memory.kinds.items():
@@ -293,20 +309,22 @@ def test_the_memory_bar_is_the_planner_s_prediction():
     assert planned.fits and ": fits" in view.caption and "does not fit" in views.memory(zero=0).still.caption
 
 
-@pytest.mark.parametrize("changed", [{}, {"zero": 3}, {"tensor": 8, "pipeline": 4, "model": "llama2-70b", "recompute": "full"}])
+@pytest.mark.parametrize(
+    "changed", [{}, {"zero": 3}, {"tensor": 8, "pipeline": 4, "model": "llama2-70b", "recompute": "full"}]
+)
 def test_the_memory_view_names_the_command_that_says_the_same(changed, capsys):
     explorer = views.memory(**changed)
     answer = json.loads(terminal(explorer.still.command + " --json", capsys))
-    planned = memory_bar.prediction(**explorer.start)
+    planned = memory_view.prediction(**explorer.start)
     assert answer["memory_bytes"]["total"] == planned.memory.total and answer["verdict"] in explorer.still.caption
 
 
 def terminal(line, capsys):
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
+    plan_command.add_arguments(parser)
     program, subcommand, *arguments = line.split()
     assert (program, subcommand) == ("course", "plan")
-    assert command.plan(parser.parse_args(arguments)) in (0, 1)
+    assert plan_command.plan(parser.parse_args(arguments)) in (0, 1)
     return capsys.readouterr().out
 
 
@@ -315,18 +333,18 @@ def test_a_number_becomes_what_the_format_keeps():
         view = views.formats(value=value).still
         for name, kept in zip(column(view, ""), column(view, "becomes")):
             assert kept == f"{float(precision.find(name).round(value)):.6g}"
-    outcomes = {name: number_formats.outcome(precision.find(name), 70_000.0) for name in number_formats.FORMATS}
+    outcomes = {name: formats_view.outcome(precision.find(name), 70_000.0) for name in formats_view.FORMATS}
     assert outcomes["float16"] == "overflow to infinity" and outcomes["float8_e4m3fn"] == "overflow to NaN"
     assert outcomes["float32"] == "exact" and outcomes["bfloat16"] == "rounded"
-    assert number_formats.outcome(precision.find("float16"), 2e-8) == "underflow to 0"
-    assert number_formats.outcome(precision.find("float16"), 1e-7) == "subnormal, rounded"
+    assert formats_view.outcome(precision.find("float16"), 2e-8) == "underflow to 0"
+    assert formats_view.outcome(precision.find("float16"), 1e-7) == "subnormal, rounded"
 
 
-@pytest.mark.parametrize("name", number_formats.FORMATS)
+@pytest.mark.parametrize("name", formats_view.FORMATS)
 def test_the_spacing_is_epsilon_at_1_and_the_smallest_number_at_0(name):
     one = precision.find(name)
-    assert number_formats.spacing(one, 1.0) == one.epsilon
-    assert number_formats.spacing(one, one.smallest_subnormal) == one.smallest_subnormal
+    assert formats_view.spacing(one, 1.0) == one.epsilon
+    assert formats_view.spacing(one, one.smallest_subnormal) == one.smallest_subnormal
 
 
 def test_a_stale_descent_is_lesson_04_s():
@@ -338,7 +356,7 @@ def test_a_stale_descent_is_lesson_04_s():
     for workers in range(1, 6):
         for rate in (0.1, 0.9, 1.8):
             _, weights = lesson["descend"]([1] * workers, rate, 30)
-            np.testing.assert_allclose(stale_updates.descend(workers - 1, rate, 30)[1:], weights, rtol=1e-12)
+            np.testing.assert_allclose(staleness_view.descend(workers - 1, rate, 30)[1:], weights, rtol=1e-12)
 
 
 @pytest.mark.parametrize("staleness", range(9))
@@ -348,9 +366,11 @@ def test_the_verdict_is_the_longest_root_s(staleness):
         roots = np.roots([1, -1, *[0] * (staleness - 1), rate] if staleness else [1, rate - 1])
         longest = max(roots, key=abs)
         wavers = abs(longest.imag) > 1e-6 or longest.real < 0
-        expected = "diverges" if abs(longest) > 1 else "converges, oscillating" if wavers else "converges without oscillating"
-        assert stale_updates.verdict(staleness, rate) == expected, rate
-    assert stale_updates.verdict(staleness, stale_updates.limit(staleness)) == "neither converges nor diverges"
+        expected = (
+            "diverges" if abs(longest) > 1 else "converges, oscillating" if wavers else "converges without oscillating"
+        )
+        assert staleness_view.verdict(staleness, rate) == expected, rate
+    assert staleness_view.verdict(staleness, staleness_view.limit(staleness)) == "neither converges nor diverges"
 
 
 def test_every_path_ends_where_lesson_10_s_table_leads():
@@ -358,7 +378,7 @@ def test_every_path_ends_where_lesson_10_s_table_leads():
     table = next(cell.source for cell in notebook.cells if "| ask, in this order |" in cell.source)
     lines = {int(line.split(".")[0].strip("| ")): line for line in table.splitlines() if line[:3].strip("| ").isdigit()}
     for values in states(views.strategy(), 400):
-        steps = strategies.choose(**values)
+        steps = strategy_view.choose(**values)
         assert steps and len(set(steps)) == len(steps)
         for step in steps:
             for lesson in step.lessons:
@@ -367,14 +387,14 @@ def test_every_path_ends_where_lesson_10_s_table_leads():
 
 def test_the_chooser_knows_the_cases_that_the_lessons_teach():
     def lessons(**answers):
-        return [step.lessons for step in strategies.choose(**{**views.strategy().start, **answers})]
+        return [step.lessons for step in strategy_view.choose(**{**views.strategy().start, **answers})]
 
     assert lessons() == [("02",)] and lessons(machines="several") == [("02", "03")]
-    assert lessons(fits=strategies.ACTIVATIONS) == [("08", "09"), ("02",)]
-    assert lessons(fits=strategies.STATES, machines="several") == [("07",), ("07",), ("06",)]
-    assert lessons(tables=strategies.TABLES) == lessons(workers=strategies.COME_AND_GO) == [("04",)]
+    assert lessons(fits=strategy_view.ACTIVATIONS) == [("08", "09"), ("02",)]
+    assert lessons(fits=strategy_view.STATES, machines="several") == [("07",), ("07",), ("06",)]
+    assert lessons(tables=strategy_view.TABLES) == lessons(workers=strategy_view.COME_AND_GO) == [("04",)]
     assert lessons(device="TPUs")[-1] == ("05",)
-    assert ("04",) not in lessons(framework=strategies.JAX, workers=strategies.COME_AND_GO)
+    assert ("04",) not in lessons(framework=strategy_view.JAX, workers=strategy_view.COME_AND_GO)
 
 
 def test_every_planner_call_that_the_chooser_names_runs(capsys):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from course_lib import wire
+from course_lib import tcp_bytes
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts")
@@ -24,10 +24,10 @@ def test_each_end_counts_what_it_sent(family, host):
             accepted.sendall(b"y" * 123_456)
             accepted.recv(1000, socket.MSG_WAITALL), caller.recv(123_456, socket.MSG_WAITALL)
             ports = {"server": port, "caller": caller.getsockname()[1]}
-            sent = wire.sent_bytes({name: f"localhost:{number}" for name, number in ports.items()})
+            sent = tcp_bytes.sent_bytes({name: f"localhost:{number}" for name, number in ports.items()})
             assert sent == {"server": 123_456, "caller": 1000}
 
 
 def test_elsewhere_nothing_is_told(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert math.isnan(wire.sent_bytes({"ps 0": "localhost:80"})["ps 0"])
+    assert math.isnan(tcp_bytes.sent_bytes({"ps 0": "localhost:80"})["ps 0"])

@@ -3,10 +3,10 @@
 import psutil
 import pytest
 
-from course_lib.cluster.program import Program
-from course_lib.grading.asking import Stopped, ask
-from course_lib.grading.probes import ex04, workers
-from course_lib.grading.question import Mistake, Question
+from course_lib.cluster.worker_program import Program
+from course_lib.exercises.ask import Stopped, ask
+from course_lib.exercises.probes import ex04, workers
+from course_lib.exercises.question import Mistake, Question
 
 
 def answer(task):
@@ -14,11 +14,15 @@ def answer(task):
 
 
 # As a notebook's function travels.
-BROKEN = Program("broken", file="broken.py", text="""\
+BROKEN = Program(
+    "broken",
+    file="broken.py",
+    text="""\
 def broken(task):
     settings = {"rate": 0.1}
     return settings["epochs"]
-""")  # fmt: skip
+""",
+)
 
 
 def returns_nothing(task):
@@ -80,8 +84,10 @@ def test_an_exception_in_a_worker_is_told_with_the_programs_own_line():
 
 def test_a_program_that_returns_nothing_is_told_so():
     assert stopped(returns_nothing) == {
-        "kind": "nothing", "line": "returns_nothing returned nothing; does it end with a `return`?", "error": "",
-    }  # fmt: skip
+        "kind": "nothing",
+        "line": "returns_nothing returned nothing; does it end with a `return`?",
+        "error": "",
+    }
 
 
 def test_a_program_that_never_ends_is_stopped_and_leaves_no_process(monkeypatch):
@@ -107,7 +113,10 @@ def test_a_kill_whose_moment_never_comes_is_stopped_and_leaves_no_process(monkey
 
 @pytest.mark.parametrize(
     "program, line",
-    [(fails_at_first, f"chief 0 failed: KeyError: {ex04.RUN}"), (leaves_at_first, "chief 0 ended with exit code 3 before its program returned")],
+    [
+        (fails_at_first, f"chief 0 failed: KeyError: {ex04.RUN}"),
+        (leaves_at_first, "chief 0 ended with exit code 3 before its program returned"),
+    ],
 )
 def test_a_program_that_ended_before_its_kill_is_told_how(program, line):
     assert ask(ex04.probe_recovery, ("train_through",), {"train_through": program}, 0)["stopped"]["line"] == line

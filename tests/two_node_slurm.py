@@ -65,7 +65,9 @@ def two_nodes(folder: Path, cpus: int = 2, within: Callable[[list[str]], list[st
     ports = [server.getsockname()[1] for server in held]
     for server in held:
         server.close()
-    (folder / "slurm.conf").write_text(CONFIGURATION.format(host=socket.gethostname(), folder=folder, ports=ports, cpus=cpus))
+    (folder / "slurm.conf").write_text(
+        CONFIGURATION.format(host=socket.gethostname(), folder=folder, ports=ports, cpus=cpus)
+    )
     (folder / "state").mkdir()
     environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
     key = folder / "munge.key"
@@ -75,7 +77,9 @@ def two_nodes(folder: Path, cpus: int = 2, within: Callable[[list[str]], list[st
 
     def start(*command: str) -> None:
         with open(folder / f"{command[0]}-{len(daemons)}.out", "w") as log:
-            daemons.append(subprocess.Popen(within([*command]), env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
+            daemons.append(
+                subprocess.Popen(within([*command]), env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", environment["SLURM_CONF"])
@@ -98,14 +102,18 @@ def _end_all_jobs() -> None:
     """The tasks of a job outlive the daemons."""
     subprocess.run(["scancel", "--full", "--me"], capture_output=True)
     deadline = time.monotonic() + 60
-    while subprocess.run(["squeue", "--noheader"], capture_output=True, text=True).stdout and time.monotonic() < deadline:
+    while (
+        subprocess.run(["squeue", "--noheader"], capture_output=True, text=True).stdout and time.monotonic() < deadline
+    ):
         time.sleep(0.2)
 
 
 def _until_both_are_idle(daemons: list[subprocess.Popen], folder: Path) -> None:
     """Ask until both nodes have reported; nothing tells by itself when they have."""
     deadline = time.monotonic() + 60
-    while "n[1-2] idle" not in (states := subprocess.run(["sinfo", "--noheader", "--format=%N %T"], capture_output=True, text=True).stdout):
+    while "n[1-2] idle" not in (
+        states := subprocess.run(["sinfo", "--noheader", "--format=%N %T"], capture_output=True, text=True).stdout
+    ):
         lost = [daemon.args for daemon in daemons if daemon.poll() is not None]
         assert not lost and time.monotonic() < deadline, f"{lost} ended; {states!r}; the logs are in {folder}"
         time.sleep(0.2)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from course_lib.cluster import network
+from course_lib.cluster import limited_links
 from course_lib.cluster.job import Job, Link, Resources
 from course_lib.cluster.local import run
 
@@ -68,7 +68,7 @@ def ring_bytes(workers: int, buffer_bytes: float) -> float:
 
 def ring_seconds(workers: int, buffer_bytes: float, megabits: float) -> float:
     """How long a ring all-reduce takes on links of this rate, which carry 1448 bytes of data in frames of 1514."""
-    return ring_bytes(workers, buffer_bytes) * 8 / (megabits * 1e6 * network.PAYLOAD_SHARE)
+    return ring_bytes(workers, buffer_bytes) * 8 / (megabits * 1e6 * limited_links.PAYLOAD_SHARE)
 
 
 def measure_all_reduce(
@@ -83,7 +83,9 @@ def measure_all_reduce(
     return _measure(timed_all_reduces, megabits, workers, {"sizes": sizes, "repeats": repeats})
 
 
-def measure_training(megabits: Sequence[float] = (50, 100, 200), workers: int = 2, rows: int = 1024, repeats: int = 7) -> list[LinkTiming]:
+def measure_training(
+    megabits: Sequence[float] = (50, 100, 200), workers: int = 2, rows: int = 1024, repeats: int = 7
+) -> list[LinkTiming]:
     """Train a Keras model of 0.56 million parameters on real workers, at one rate after another.
 
     rows     of each worker's batch: more of them, more computing for the same communication
@@ -123,13 +125,15 @@ def timed_all_reduces(task, megabits, sizes, repeats):
     strategy = _ring_strategy()
 
     def replica_sum(buffer):
-        return tf.distribute.get_replica_context().all_reduce("SUM", tf.identity(buffer))  # it asks for a tensor with a device
+        return tf.distribute.get_replica_context().all_reduce(
+            "SUM", tf.identity(buffer)
+        )  # it asks for a tensor with a device
 
     rows = []
     for rate, size in zip(megabits, sizes):
         buffer = tf.ones(size)
         all_reduce = tf.function(lambda buffer=buffer: strategy.run(replica_sum, args=(buffer,)))
-        network.limit_rate(Link(rate))
+        limited_links.limit_rate(Link(rate))
         rows.append({"buffer_bytes": 4 * size, **_time(all_reduce, repeats)})
     return rows
 
@@ -147,7 +151,11 @@ def timed_training_steps(task, megabits, rows, repeats):
     def made():
         layers = [keras.layers.Dense(LAYER_UNITS, activation="relu") for _ in range(LAYERS)]
         model = keras.Sequential([keras.Input((FEATURES,)), *layers, keras.layers.Dense(CLASSES)])
-        return model, keras.optimizers.SGD(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+        return (
+            model,
+            keras.optimizers.SGD(0.01),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none"),
+        )
 
     x = tf.random.stateless_normal((rows, FEATURES), (0, task.index))
     y = tf.random.stateless_uniform((rows,), (1, task.index), maxval=CLASSES, dtype=tf.int32)
@@ -157,7 +165,7 @@ def timed_training_steps(task, megabits, rows, repeats):
     together = training.replicated_step(strategy, model, optimizer, loss)
     timings = []
     for rate in megabits:
-        network.limit_rate(Link(rate))
+        limited_links.limit_rate(Link(rate))
         row = _time(lambda: together((x, y)), repeats, lambda: alone(x, y))
         timings.append({"buffer_bytes": 4 * model.count_params(), **row})
     return timings
@@ -185,8 +193,8 @@ def _time(step, repeats, compute=lambda: None) -> dict[str, float]:
 
     for _ in range(WARMUP):
         seconds(compute), seconds(step)
-    sent = network.sent_bytes()
+    sent = limited_links.sent_bytes()
     pairs = [(seconds(compute), seconds(step)) for _ in range(repeats)]
     computing, stepping = (statistics.median(column) for column in zip(*pairs))
-    sent_bytes = (network.sent_bytes() - sent) / repeats
+    sent_bytes = (limited_links.sent_bytes() - sent) / repeats
     return {"compute_seconds": computing, "measured_seconds": stepping, "sent_bytes": sent_bytes}

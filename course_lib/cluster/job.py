@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 
-from course_lib.cluster.program import Program
+from course_lib.cluster.worker_program import Program
 from course_lib.errors import CourseError
 
 FRAMEWORKS = ("tensorflow", "jax")
@@ -100,7 +100,9 @@ class Job:
                 "and give the number of workers and parameter servers instead."
             )
         if not all(isinstance(text, str) for pair in self.environment.items() for text in pair):
-            raise CourseError(f"environment has text for names and values, such as {{'OMP_NUM_THREADS': '1'}}, not {self.environment}.")
+            raise CourseError(
+                f"environment has text for names and values, such as {{'OMP_NUM_THREADS': '1'}}, not {self.environment}."
+            )
         try:
             json.dumps(self.arguments)
         except (TypeError, ValueError) as error:
@@ -123,7 +125,9 @@ class Job:
     @property
     def programs(self) -> tuple[str, ...]:
         """The tasks that run the program; the others serve them."""
-        return tuple(name for name in self.tasks if not (self.parameter_servers and name.split()[0] in ("worker", "ps")))
+        return tuple(
+            name for name in self.tasks if not (self.parameter_servers and name.split()[0] in ("worker", "ps"))
+        )
 
     def as_json(self) -> str:
         """The whole description; `Job.from_json` reads it where a task runs."""

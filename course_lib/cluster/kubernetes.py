@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from course_lib.cluster.job import Job
-from course_lib.cluster.place import FIRST_PORT
+from course_lib.cluster.own_task import FIRST_PORT
 from course_lib.errors import CourseError
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")  # RFC 1035, short enough for a pod's suffix
@@ -33,11 +33,20 @@ def manifests(job: Job, name: str, image: str, *, claim: str | None = None) -> l
     Parameter servers need Kubernetes 1.31, where a Job can succeed though some pods only serve.
     """
     if not NAME.fullmatch(name):
-        raise CourseError(f"{name!r} is no name for Kubernetes: use up to 52 lower-case letters, digits and hyphens, a letter first.")
+        raise CourseError(
+            f"{name!r} is no name for Kubernetes: use up to 52 lower-case letters, digits and hyphens, a letter first."
+        )
     if job.link:
-        raise CourseError("a link of limited rate is for local runs; on Kubernetes the network is the cluster's: leave link out.")
+        raise CourseError(
+            "a link of limited rate is for local runs; on Kubernetes the network is the cluster's: leave link out."
+        )
     labels = {"app.kubernetes.io/name": name}
-    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": labels}, "data": {"job.json": job.as_json()}}
+    config = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "labels": labels},
+        "data": {"job.json": job.as_json()},
+    }
     service = {
         "apiVersion": "v1",
         "kind": "Service",

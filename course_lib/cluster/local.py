@@ -21,18 +21,20 @@ from types import MappingProxyType
 
 import psutil
 
-from course_lib.cluster import network
+from course_lib.cluster import limited_links
 from course_lib.cluster.job import Job
-from course_lib.cluster.launch import start_supervisor
+from course_lib.cluster.start_supervisor import start_supervisor
 from course_lib.cluster.processes import Forked
 from course_lib.cluster.outcome import Exit, Outcome, Report
-from course_lib.cluster.watch import Watch, first, reaches
+from course_lib.cluster.supervisor_events import Watch, first, reaches
 from course_lib.errors import CourseError
 
 GIB = 2**30
 
 
-def run(job: Job, *, folder: Path | None = None, ports: Sequence[int] = (), show: Callable[[str], None] | None = print) -> Outcome:
+def run(
+    job: Job, *, folder: Path | None = None, ports: Sequence[int] = (), show: Callable[[str], None] | None = print
+) -> Outcome:
     """Start a job's tasks, wait for all programs to return, clean up.
 
     folder  keeps the logs, results and checkpoints there; a second run goes on from
@@ -45,14 +47,16 @@ def run(job: Job, *, folder: Path | None = None, ports: Sequence[int] = (), show
         return cluster.outcome()
 
 
-def start(job: Job, *, folder: Path | None = None, ports: Sequence[int] = (), show: Callable[[str], None] | None = print) -> "Cluster":
+def start(
+    job: Job, *, folder: Path | None = None, ports: Sequence[int] = (), show: Callable[[str], None] | None = print
+) -> "Cluster":
     """Start a job's tasks and return at once, to watch them, kill them, and wait for them; arguments as in `run`."""
     if os.name != "posix":
         raise CourseError("local clusters need Linux or macOS; on Windows open the course in WSL or in Colab.")
     if ports and (len(ports) != len(job.tasks) or not all(0 < port < 2**16 for port in ports)):
         raise CourseError(f"ports is {list(ports)} for {len(job.tasks)} tasks; name one each from 1 to 65535, or none.")
     if job.link:
-        network.require(job.link)
+        limited_links.require(job.link)
     wanted, free = len(job.tasks) * job.resources.memory_gib, _free_memory_bytes() / GIB
     if wanted > free:
         most = int(free / job.resources.memory_gib)
@@ -139,7 +143,9 @@ class Cluster:
 
         def fits(report: Report) -> bool:
             values = report.values
-            return report.task == task and all(name in values and reaches(values[name], at_least[name]) for name in at_least)
+            return report.task == task and all(
+                name in values and reaches(values[name], at_least[name]) for name in at_least
+            )
 
         return self._wait_for(task, f"report {wanted}", first(self._watch.reports, fits), self._watch.silent)
 
@@ -167,7 +173,9 @@ class Cluster:
         if self._outcome:
             return self._outcome
         watch = self._watch
-        over = self._wait(lambda: watch.over if watch.over and watch.over["kind"] == "returned" else None, watch.deserted)
+        over = self._wait(
+            lambda: watch.over if watch.over and watch.over["kind"] == "returned" else None, watch.deserted
+        )
         try:
             results = {name: _read_result(Path(self._folder), name) for name in self.job.programs}
         finally:
@@ -270,7 +278,9 @@ def _read_result(folder: Path, task: str) -> object:
     try:
         return pickle.loads((folder / "results" / f"{task}.pickle").read_bytes())
     except Exception as error:  # unpickling runs the result's own code
-        raise CourseError(f"the result of {task} cannot be read here ({type(error).__name__}: {error}); return plain values.") from None
+        raise CourseError(
+            f"the result of {task} cannot be read here ({type(error).__name__}: {error}); return plain values."
+        ) from None
 
 
 def _stop(supervisor: subprocess.Popen | Forked, folder: str | None, owner: int) -> None:

@@ -8,9 +8,14 @@ from course_lib.errors import CourseError
 
 # A task that lost another one in the middle of a collective fails with one of these.
 CONSEQUENCES = (
-    "UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError", "InternalError",
-    "JaxRuntimeError", "XlaRuntimeError",
-)  # fmt: skip
+    "UnavailableError",
+    "AbortedError",
+    "CancelledError",
+    "DeadlineExceededError",
+    "InternalError",
+    "JaxRuntimeError",
+    "XlaRuntimeError",
+)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,9 @@ def write_batch(job: Job, folder: Path, *, python: str = sys.executable, options
     Raises   CourseError when the folder cannot be written or the job needs a local link
     """
     if job.link:
-        raise CourseError("a link of limited rate is for local runs; under Slurm the network is the cluster's: leave link out.")
+        raise CourseError(
+            "a link of limited rate is for local runs; under Slurm the network is the cluster's: leave link out."
+        )
     folder = Path(folder).resolve()
     script = SCRIPT.format(
         directives="\n".join(f"#SBATCH {option}" for option in (*_options(job, folder), *options)),
@@ -65,7 +67,9 @@ def write_batch(job: Job, folder: Path, *, python: str = sys.executable, options
         (folder / "job.json").write_text(job.as_json())
         (folder / "batch.sh").write_text(script)
     except OSError as error:
-        raise CourseError(f"{folder} cannot be written ({error.strerror}): name a folder of yours that every node sees.") from None
+        raise CourseError(
+            f"{folder} cannot be written ({error.strerror}): name a folder of yours that every node sees."
+        ) from None
     return folder / "batch.sh"
 
 
@@ -77,7 +81,9 @@ def submit(script: Path, *, wait: bool = False) -> int:
             RunFailed, with the failing task's traceback if it could tell
     """
     if shutil.which("sbatch") is None:
-        raise CourseError("Slurm is not here (no sbatch): copy the folder to a machine of the cluster and run `sbatch batch.sh` there.")
+        raise CourseError(
+            "Slurm is not here (no sbatch): copy the folder to a machine of the cluster and run `sbatch batch.sh` there."
+        )
     number, went_well = hand_over(script, *(["--wait"] if wait else []))
     if not went_well:
         unknown = f"Slurm's job {number} failed: read batch.log and task-*.log in {script.parent}"
@@ -90,7 +96,9 @@ def hand_over(script: Path, *options: str) -> tuple[int, bool]:
     done = subprocess.run(["sbatch", "--parsable", *options, str(script)], capture_output=True, text=True)
     if not done.stdout.strip():
         said = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise CourseError(f"Slurm took no job ({said}): is this a machine of the cluster, and does the script's partition exist?")
+        raise CourseError(
+            f"Slurm took no job ({said}): is this a machine of the cluster, and does the script's partition exist?"
+        )
     return int(done.stdout.split(";")[0]), done.returncode == 0
 
 

@@ -19,7 +19,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from course_lib.cluster import forking, network, processes
+from course_lib.cluster import fork, limited_links, processes
 from course_lib.cluster.job import Job
 from course_lib.cluster.outcome import CONSEQUENCES
 from course_lib.cluster.processes import LEAVING_SECONDS, Forked, open_reader, split_lines
@@ -67,7 +67,7 @@ class Supervisor:
         self.tasks: dict[str, TaskProcess] = {}
         self.changing = asyncio.Lock()  # starting, killing and recovering, one at a time
         self.background: set[asyncio.Task] = set()
-        self.network = network.Laboratory(len(job.tasks), job.link) if job.link else None
+        self.network = limited_links.Laboratory(len(job.tasks), job.link) if job.link else None
         self.held: list[list[socket.socket]] = []
         self.addresses: dict[str, str] = {}
 
@@ -80,7 +80,9 @@ class Supervisor:
                 for name in self.job.tasks:
                     self.tasks[name] = self.start(name, attempt=0)
             await asyncio.wait([self.over], timeout=self.job.resources.limit_seconds)
-            late = ", ".join(name for name in self.job.programs if self.tasks[name].code is None and not self.tasks[name].returned)
+            late = ", ".join(
+                name for name in self.job.programs if self.tasks[name].code is None and not self.tasks[name].returned
+            )
             self.finish("limit", f"{late} did not finish within the run's {self.job.resources.limit_seconds:g} s")
         except (OSError, CourseError) as mistake:
             self.finish("mistake", str(mistake))
@@ -97,7 +99,9 @@ class Supervisor:
         (self.folder / "tmp").mkdir(exist_ok=True)
         if self.network:
             self.network.open()
-            self.addresses = {name: f"{host}:{network.PORT}" for name, host in zip(self.job.tasks, self.network.hosts)}
+            self.addresses = {
+                name: f"{host}:{limited_links.PORT}" for name, host in zip(self.job.tasks, self.network.hosts)
+            }
         else:
             for port in ports or [0] * len(self.job.tasks):
                 self.held.append(processes.hold_port(port))
@@ -155,10 +159,20 @@ class Supervisor:
     def start_python(self, name: str, environment: dict[str, str], channel: int) -> subprocess.Popen:
         position = self.job.tasks.index(name)
         process = subprocess.Popen(
-            [*(self.network.command_prefix(position) if self.network else ()), sys.executable, "-m", "course_lib.cluster", str(self.folder)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=environment, pass_fds=[channel], start_new_session=True,
-        )  # fmt: skip
+            [
+                *(self.network.command_prefix(position) if self.network else ()),
+                sys.executable,
+                "-m",
+                "course_lib.cluster",
+                str(self.folder),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            pass_fds=[channel],
+            start_new_session=True,
+        )
         processes.pin(process.pid, position, self.job.resources.cpus)
         return process
 
@@ -169,13 +183,15 @@ class Supervisor:
             processes.pin(0, self.job.tasks.index(name), self.job.resources.cpus)
             return run_task(self.folder, os.environ)
 
-        return forking.fork(be_a_task, environment, keep=channel)
+        return fork.fork(be_a_task, environment, keep=channel)
 
     def environment(self, name: str, attempt: int, channel: int) -> dict[str, str]:
         environment = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
         gpus, first = self.job.resources.gpus, self.job.tasks.index(name) * self.job.resources.gpus
         ours = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(first + gpus)))).split(",")
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(ours[first : first + gpus])  # none: a framework would take them all
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(
+            ours[first : first + gpus]
+        )  # none: a framework would take them all
         hosts = {address.rsplit(":", 1)[0] for address in self.addresses.values()}
         environment["no_grpc_proxy"] = ",".join(sorted(hosts))  # a proxy for the web does not know this machine's tasks
         return {
@@ -202,7 +218,9 @@ class Supervisor:
         processes.end_all(lambda: processes.marked(str(self.folder), task.name))  # a lost machine loses them all
         await asyncio.wait(streams, timeout=LEAVING_SECONDS)
         task.channel.close()
-        self.say("exited", task=task.name, code=task.code, attempt=task.attempt, asked=task.asked, returned=task.returned)
+        self.say(
+            "exited", task=task.name, code=task.code, attempt=task.attempt, asked=task.asked, returned=task.returned
+        )
         if not self.over.done():
             self.spawn(self.after_end(task))
 
@@ -254,7 +272,9 @@ class Supervisor:
         """A task that lost another one fails first, sometimes: wait for the other's own end."""
         others = [other for other in self.tasks.values() if other is not task]
         if task.error in CONSEQUENCES and others and all(other.code is None for other in others):
-            await asyncio.wait([other.end for other in others], timeout=LEAVING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                [other.end for other in others], timeout=LEAVING_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
 
     async def replace(self, names: Sequence[str]) -> None:
         """End the present attempts at some tasks, then start the next ones."""

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from course_lib import devices
-from course_lib.cluster.gathering import Gathering, listen
+from course_lib.cluster.rendezvous import Gathering, listen
 from course_lib.cluster.job import Job
-from course_lib.cluster.place import find_place
+from course_lib.cluster.own_task import find_place
 from course_lib.errors import CourseError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -69,7 +69,9 @@ class Task:
         try:
             text = json.dumps(values, default=float)
         except (TypeError, ValueError) as error:
-            raise CourseError(f"a report holds numbers and strings ({error}); return arrays from the program.") from None
+            raise CourseError(
+                f"a report holds numbers and strings ({error}); return arrays from the program."
+            ) from None
         self._tell("report", values=json.loads(text))
 
     def _tell(self, event: str, **content) -> None:

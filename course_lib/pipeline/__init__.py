@@ -6,8 +6,14 @@ and `placement` need Keras, TensorFlow or NumPy, and are imported by name.
 
 from course_lib.pipeline.balance import balance
 from course_lib.pipeline.schedules import (
-    Schedule, backward, forward, gpipe, interleaved, naive, one_forward_one_backward
-)  # fmt: skip
+    Schedule,
+    backward,
+    forward,
+    gpipe,
+    interleaved,
+    naive,
+    one_forward_one_backward,
+)
 from course_lib.pipeline.timelines import Slot, Timeline, Work, gather
 
 __all__ = ["Schedule", "Slot", "Timeline", "Work", "backward", "balance", "forward", "gather"]

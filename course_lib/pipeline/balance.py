@@ -24,10 +24,11 @@ def balance(costs: Sequence[float], stages: int) -> list[range]:
     best = {0: (0.0, [])}  # layers so far: largest stage, and where the stages end
     for stage in range(1, stages + 1):
         most = len(costs) - (stages - stage)  # layers: each later stage gets one or more
-        best = {  # fmt: skip
+        best = {
             end: min(
                 (max(largest, sums[end] - sums[start]), [*ends, end])
-                for start, (largest, ends) in best.items() if start < end
+                for start, (largest, ends) in best.items()
+                if start < end
             )
             for end in range(stage, most + 1)
         }

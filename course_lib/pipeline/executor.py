@@ -39,7 +39,9 @@ class Stage:
         self.links, self.model, self.optimizer, self.slots = links, model, optimizer, ()
         self._loss = per_example_loss
         self._forward = tf.function(self._inner_forward if links.after else self._last_forward)
-        self._update = tf.function(lambda gradients: optimizer.apply_gradients(zip(gradients, model.trainable_variables)))
+        self._update = tf.function(
+            lambda gradients: optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        )
         self._held: dict[int, tuple] = {}  # micro-batch to tape, inputs and outputs, from its forward to its backward
         optimizer.build(model.trainable_variables)
 

@@ -101,13 +101,17 @@ class Schedule:
             raise CourseError(f"{where} has nothing to do: give it layers and work, or use {self.stages - 1} stage(s).")
         wanted = [
             Work(kind, micro_batch, chunk)
-            for kind in (FORWARD, BACKWARD) for micro_batch in range(self.micro_batches) for chunk in range(self.chunks)
-        ]  # fmt: skip
+            for kind in (FORWARD, BACKWARD)
+            for micro_batch in range(self.micro_batches)
+            for chunk in range(self.chunks)
+        ]
         given = Counter(order)
         strange = f"does {{}}, which is not among {self.micro_batches} micro-batches in {self.chunks} chunk(s)"
         wrong = {
             "does {} twice: every piece of work is done once": [work for work in given if given[work] > 1],
-            "leaves out {}: every micro-batch goes forward and backward": [work for work in wanted if work not in given],
+            "leaves out {}: every micro-batch goes forward and backward": [
+                work for work in wanted if work not in given
+            ],
             strange: sorted(given.keys() - set(wanted)),
         }
         for what, works in wrong.items():
@@ -124,7 +128,9 @@ class Schedule:
             if position < len(self.orders[stage]):
                 work = self.orders[stage][position]
                 needs = self.needs(stage, work)
-                other, need = next((other, need) for other, need in needs if need not in self.orders[other][: done[other]])
+                other, need = next(
+                    (other, need) for other, need in needs if need not in self.orders[other][: done[other]]
+                )
                 waiting.append(f"stage {stage}, before {work}, for {need} of stage {other}")
         return CourseError(f"{self.name!r} never ends, because stages wait for each other: {'; '.join(waiting)}.")
 
@@ -163,7 +169,10 @@ def interleaved(stages: int, micro_batches: int, chunks: int) -> Schedule:
             f"don't divide into such groups: use {stages}, {2 * stages}, ... micro-batches."
         )
     rounds = [
-        (group + i, chunk) for group in range(0, micro_batches, stages) for chunk in range(chunks) for i in range(stages)
+        (group + i, chunk)
+        for group in range(0, micro_batches, stages)
+        for chunk in range(chunks)
+        for i in range(stages)
     ]  # the order in which a stage's forwards come; backwards meet the chunks from the last to the first
     forwards = [forward(i, chunk) for i, chunk in rounds]
     backwards = [backward(i, chunks - 1 - chunk) for i, chunk in rounds]
@@ -194,5 +203,7 @@ def _require_counts(name: str, stages: int, micro_batches: int, chunks: int) -> 
 def _per_stage(cost: float | Sequence[float], stages: int) -> Sequence[float]:
     costs = list(cost) if hasattr(cost, "__len__") else [cost] * stages
     if len(costs) != stages or min(costs) < 0:
-        raise CourseError(f"a timeline of {stages} stages needs one cost of 0 or more, or {stages} of them, not {cost}.")
+        raise CourseError(
+            f"a timeline of {stages} stages needs one cost of 0 or more, or {stages} of them, not {cost}."
+        )
     return costs

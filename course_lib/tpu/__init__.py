@@ -2,8 +2,20 @@
 
 from course_lib.tpu.chips import CHIPS, Chip, Slice, find_slice, names
 from course_lib.tpu.compiling import NoCompiler, compile_step, require_compiler, store, stored
-from course_lib.tpu.fitting import Search, Trial, find_fit
-from course_lib.tpu.report import Collective, Memory, Report, Shortage
+from course_lib.tpu.find_fit import Search, Trial, find_fit
+from course_lib.tpu.compile_report import Collective, Memory, Report, Shortage
 
-__all__ = ["CHIPS", "Chip", "Collective", "Memory", "NoCompiler", "Report", "Shortage", "Slice", "compile_step", "find_slice", "names"]
+__all__ = [
+    "CHIPS",
+    "Chip",
+    "Collective",
+    "Memory",
+    "NoCompiler",
+    "Report",
+    "Shortage",
+    "Slice",
+    "compile_step",
+    "find_slice",
+    "names",
+]
 __all__ += ["Search", "Trial", "find_fit", "require_compiler", "store", "stored"]

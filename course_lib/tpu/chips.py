@@ -74,7 +74,9 @@ class Slice:
     @property
     def compiler_options(self) -> dict[str, object]:
         """What jax.experimental.topologies.get_topology_desc needs beside the name."""
-        options = {"chip_config_name": "megacore"} if self.chip.name == "v4" else {}  # one device per chip, as Cloud TPU runs it
+        options = (
+            {"chip_config_name": "megacore"} if self.chip.name == "v4" else {}
+        )  # one device per chip, as Cloud TPU runs it
         return {**options, "chips_per_host_bounds": (1, 1, 1)} if self.chips == 1 else options
 
     def __str__(self) -> str:

@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from course_lib.cluster.program import Program
+from course_lib.cluster.worker_program import Program
 from course_lib.errors import CourseError
-from course_lib.tpu.report import Report
-from course_lib.tpu.request import MODELS, Request, checked, named_model
+from course_lib.tpu.compile_report import Report
+from course_lib.tpu.compile_request import MODELS, Request, checked, named_model
 
 STORED = Path(__file__).with_name("stored.json")  # written by `course compile ... --store`
 # A fresh JAX on the CPU alone, which does not look for a TPU nor for the cloud's metadata, beside any other libtpu.
@@ -34,7 +34,7 @@ SETTINGS = {
 }
 START = (
     "import json, os, sys; sys.path[:] = json.loads(sys.stdin.readline()); "
-    "sys.stdout = os.fdopen(os.dup(1), 'w'); os.dup2(2, 1); from course_lib.tpu.worker import main; main()"
+    "sys.stdout = os.fdopen(os.dup(1), 'w'); os.dup2(2, 1); from course_lib.tpu.compile_worker import main; main()"
 )
 
 
@@ -89,10 +89,18 @@ def compile_step(
                a mistake in the request
     """
     request = Request(
-        _as_data(model, arguments or {}), topology, batch, dict(mesh or {}), layout,
-        {key: list(axes) for key, axes in (shards or {}).items()}, precision, _serialized(optimizer, "optimizers"),
-        _serialized(loss, "losses"), remat, accumulation,
-    )  # fmt: skip
+        _as_data(model, arguments or {}),
+        topology,
+        batch,
+        dict(mesh or {}),
+        layout,
+        {key: list(axes) for key, axes in (shards or {}).items()},
+        precision,
+        _serialized(optimizer, "optimizers"),
+        _serialized(loss, "losses"),
+        remat,
+        accumulation,
+    )
     return compile_request(request, show)
 
 
@@ -120,7 +128,9 @@ def require_compiler() -> None:
     else:
         version = f"=={importlib.metadata.version('jax')}" if importlib.util.find_spec("jax") else ""
         why = f"libtpu, the TPU compiler, is not installed: pip install 'jax[tpu]{version}'"
-    raise NoCompiler(f"{why}. tpu.stored() has {len(stored())} results from another machine; devices.simulate(8, 'jax') runs such steps.")
+    raise NoCompiler(
+        f"{why}. tpu.stored() has {len(stored())} results from another machine; devices.simulate(8, 'jax') runs such steps."
+    )
 
 
 def stored() -> list[Report]:
@@ -178,7 +188,10 @@ def _as_data(model, arguments: Mapping[str, object]) -> dict:
     if hasattr(model, "to_json"):
         return {"json": model.to_json()}
     program = Program.of(model)
-    return {"program": {name: getattr(program, name) for name in Program.__dataclass_fields__}, "arguments": dict(arguments)}
+    return {
+        "program": {name: getattr(program, name) for name in Program.__dataclass_fields__},
+        "arguments": dict(arguments),
+    }
 
 
 def _serialized(named, kind: str):

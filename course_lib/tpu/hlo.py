@@ -51,7 +51,9 @@ class Instruction:
         """The computations that it runs, by role; what a reduction applies to each pair of numbers is left out."""
         if self.opcode == "conditional":
             return dict(enumerate(re.findall(r"%([\w.\-]+)", self.attribute("branch_computations") or "")))
-        return {role: name for role, name in CALLED.findall(self.attributes) if role != "to_apply" or self.opcode == "call"}
+        return {
+            role: name for role, name in CALLED.findall(self.attributes) if role != "to_apply" or self.opcode == "call"
+        }
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,9 @@ class Program:
     def unknown_loops(self) -> int:
         """Loops whose turns the text does not tell; they are counted as one turn."""
         return sum(
-            i.opcode == "while" and self.turns(i, name) is None for name in self.executions() for i in self.computations[name].values()
+            i.opcode == "while" and self.turns(i, name) is None
+            for name in self.executions()
+            for i in self.computations[name].values()
         )
 
     def turns(self, loop: Instruction, computation: str) -> int | None:

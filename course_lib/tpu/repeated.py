@@ -65,9 +65,13 @@ class Repeated(keras.layers.Layer):
 
         # Without autocast: the block casts each layer's slice itself, as it would alone.
         return holder.add_weight(
-            shape=(self.times, *variable.shape), initializer=initial, dtype=variable.dtype,
-            trainable=variable.trainable, autocast=False, name=name,
-        )  # fmt: skip
+            shape=(self.times, *variable.shape),
+            initializer=initial,
+            dtype=variable.dtype,
+            trainable=variable.trainable,
+            autocast=False,
+            name=name,
+        )
 
 
 def stacked_paths(model: keras.Model) -> set[str]:

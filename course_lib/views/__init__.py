@@ -5,11 +5,11 @@ Nothing but the standard library until one is shown. A name called gives an
 `views.all_reduce(workers=8).still` is that one state as a picture and a table.
 """
 
-from course_lib.views.ledgers import all_reduce
-from course_lib.views.memory_bar import memory
-from course_lib.views.number_formats import formats
-from course_lib.views.stale_updates import staleness
-from course_lib.views.strategies import strategy
-from course_lib.views.timetables import pipeline
+from course_lib.views.all_reduce_view import all_reduce
+from course_lib.views.memory_view import memory
+from course_lib.views.formats_view import formats
+from course_lib.views.staleness_view import staleness
+from course_lib.views.strategy_view import strategy
+from course_lib.views.pipeline_view import pipeline
 
 __all__ = ["all_reduce", "formats", "memory", "pipeline", "staleness", "strategy"]

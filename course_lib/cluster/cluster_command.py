@@ -1,0 +1,159 @@
+"""`course cluster`: run a job here, or write it for Slurm or Kubernetes. Used by cli.py."""
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from course_lib.cluster import kubernetes, slurm
+from course_lib.cluster.job import FRAMEWORKS, Job, Resources
+from course_lib.cluster.local import run
+from course_lib.cluster.outcome import RunFailed
+from course_lib.errors import CourseError
+
+
+def add_commands(parser: argparse.ArgumentParser) -> None:
+    """Give a parser the three ways of running a job."""
+    ways = parser.add_subparsers(dest="way", required=True, metavar="WAY")
+
+    def way(name: str, act, example: str) -> argparse.ArgumentParser:
+        added = ways.add_parser(
+            name, help=act.__doc__, description=act.__doc__, epilog=f"Example: course cluster {name} {example}"
+        )
+        added.set_defaults(run=act)
+        _add_job(added)
+        return added
+
+    local = way("run", run_here, "train.py:train --workers 2 --argument epochs=2")
+    local.add_argument(
+        "--folder", type=Path, help="keep logs, results and checkpoints there, and go on from them the next time"
+    )
+    local.add_argument("--json", action="store_true", help="print JSON for a program, and the tasks' lines to stderr")
+
+    batch = way("slurm", write_for_slurm, "train.py:train --workers 2 --folder /shared/run-1 --submit")
+    batch.add_argument("--folder", type=Path, required=True, help="every node must see it")
+    batch.add_argument(
+        "--option", action="append", default=[], help="one of sbatch's, such as --option=--partition=gpu; repeat it"
+    )
+    batch.add_argument("--submit", action="store_true", help="hand the script to sbatch")
+    batch.add_argument("--wait", action="store_true", help="submit it, wait for its end, and print the results")
+    batch.add_argument("--json", action="store_true", help="print JSON for a program")
+
+    pods = way(
+        "kubernetes",
+        print_for_kubernetes,
+        "train.py:train --name digits --image REGISTRY/IMAGE --claim CLAIM | kubectl apply -f -",
+    )
+    pods.add_argument("--name", required=True, help="of the Job, its Service and its ConfigMap")
+    pods.add_argument("--image", required=True, help="holds this package and its framework")
+    pods.add_argument(
+        "--claim",
+        help="a PersistentVolumeClaim that all pods can write; without it checkpoints and results go with the pods",
+    )
+
+
+def run_here(arguments: argparse.Namespace) -> int:
+    """Run a job in processes on this machine, and print each line with its task's name."""
+    lines = sys.stderr if arguments.json else sys.stdout
+    try:
+        outcome = run(_job(arguments), folder=arguments.folder, show=lambda line: print(line, file=lines, flush=True))
+    except RunFailed as failed:
+        return _say_why(failed)
+    return _say({"results": outcome.results, "restarts": outcome.restarts}, arguments.json)
+
+
+def write_for_slurm(arguments: argparse.Namespace) -> int:
+    """Write a job's batch script; submit it if asked."""
+    job = _job(arguments)
+    script = slurm.write_batch(job, arguments.folder, options=arguments.option)
+    answer = {"script": str(script)}
+    try:
+        if arguments.submit or arguments.wait:
+            answer["job"] = slurm.submit(script, wait=arguments.wait)
+        if arguments.wait:
+            answer["results"] = slurm.read_results(job, script.parent)
+    except RunFailed as failed:
+        return _say_why(failed)
+    if not arguments.json:
+        print(
+            f"Slurm's job {answer['job']}"
+            if "job" in answer
+            else f"wrote {script}; submit it with: sbatch {shlex.quote(str(script))}"
+        )
+    return _say(answer, arguments.json)
+
+
+def print_for_kubernetes(arguments: argparse.Namespace) -> int:
+    """Print a job's manifests, for kubectl apply."""
+    print(
+        kubernetes.as_text(
+            kubernetes.manifests(_job(arguments), arguments.name, arguments.image, claim=arguments.claim)
+        )
+    )
+    return 0
+
+
+def _say(answer: dict[str, object], as_json: bool) -> int:
+    if as_json:
+        print(json.dumps(answer, default=_plain))
+    else:
+        for task, result in answer.get("results", {}).items():
+            print(f"{task} returned {result!r}")
+    return 0
+
+
+def _plain(value: object) -> object:
+    """An array as lists of numbers; anything else that JSON does not know as text."""
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
+
+
+def _say_why(failed: RunFailed) -> int:
+    print("\n".join(failed._render_traceback_()), file=sys.stderr)
+    return 1
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    job, resources = Job.__dataclass_fields__, Resources.__dataclass_fields__
+    parser.add_argument("program", help='"file.py:function" or "module:function"; it gets the task and the arguments')
+    for name, kind, text in (
+        ("workers", int, "tasks that compute"),
+        ("parameter_servers", int, "tasks that hold variables; they bring a chief"),
+        ("restarts", int, "failures to recover from"),
+    ):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=job[name].default, help=text)
+    for name, kind, text in (
+        ("cpus", int, "cores per task"),
+        ("gpus", int, "GPUs per task"),
+        ("memory_gib", float, "memory per task, in GiB"),
+        ("limit_seconds", float, "the whole run ends after this long"),
+    ):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=resources[name].default, help=text)
+    parser.add_argument("--evaluator", action="store_true", help="one more task beside the training")
+    parser.add_argument("--framework", choices=FRAMEWORKS, default="tensorflow", help="Keras' backend")
+    parser.add_argument(
+        "--argument", action="append", default=[], metavar="NAME=VALUE", help="of the program, JSON or text; repeat it"
+    )
+
+
+def _job(arguments: argparse.Namespace) -> Job:
+    named = vars(arguments)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # "module:function" of the folder that one types in, as for python -m
+    return Job(
+        arguments.program,
+        arguments=dict(map(_name_and_value, arguments.argument)),
+        resources=Resources(**{name: named[name] for name in Resources.__dataclass_fields__ if name in named}),
+        **{name: named[name] for name in ("workers", "parameter_servers", "evaluator", "framework", "restarts")},
+    )
+
+
+def _name_and_value(text: str) -> tuple[str, object]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise CourseError(f"--argument takes NAME=VALUE, such as epochs=2, not {text!r}.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

@@ -1,0 +1,170 @@
+"""What a cluster's supervisor has told so far: a thread writes it, waits read it."""
+
+import json
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from numbers import Real
+from pathlib import Path
+
+from course_lib.cluster import processes
+from course_lib.cluster.job import Job
+from course_lib.cluster.outcome import Exit, Report, RunFailed, first_cause
+from course_lib.cluster.processes import Forked
+from course_lib.errors import CourseError
+
+
+class Watch:
+    """A run as its supervisor tells it, event by event.
+
+    lines  (task, "out" or "err", text), in order of arrival
+    gone   tasks that ended, and that nothing but a `restart` brings back
+    over   how the run ended: kind, reason, restarts; None while it runs
+    closed the supervisor has ended
+    """
+
+    def __init__(self, job: Job, folder: str):
+        self.job, self.folder = job, folder
+        self.changed = threading.Condition()
+        self.addresses: dict[str, str] = {}
+        self.pids: dict[str, int] = {}
+        self.lines: list[tuple[str, str, str]] = []
+        self.reports: list[Report] = []
+        self.exits: list[Exit] = []
+        self.gone: set[str] = set()
+        self.returned: set[str] = set()
+        self.refusals: list[str] = []  # one per command: why it was not obeyed, or ""
+        self.over: dict | None = None
+        self.closed = False
+        self._errors: dict[tuple[str, int], dict] = {}
+        self._restarts = 0
+
+    def follow(self, supervisor: subprocess.Popen | Forked) -> None:
+        """Take in events until the supervisor ends; runs in a thread of its own."""
+        try:
+            with supervisor.stdout as events:
+                for line in events:
+                    with self.changed:
+                        event = json.loads(line)
+                        getattr(self, f"_on_{event.pop('event')}")(**event)
+                        self.changed.notify_all()
+        finally:
+            if not self.over:  # it was killed, and could not clean up
+                processes.end_all(lambda: processes.marked(self.folder))
+            with self.changed:
+                self.closed = True
+                self.over = self.over or {"kind": "lost", "reason": self._why_lost(), "restarts": self._restarts}
+                self.changed.notify_all()
+
+    def _why_lost(self) -> str:
+        log = Path(self.folder) / "logs" / "supervisor.log"
+        said = log.read_text(errors="replace").split("\n") if log.exists() else []
+        last = next(filter(None, reversed(said)), "it was killed")
+        return f"the cluster's supervisor ended ({last}), and its tasks with it; start the cluster again"
+
+    def _on_addresses(self, addresses):
+        self.addresses = addresses
+
+    def _on_started(self, task, pid, attempt):
+        self.pids[task] = pid
+        self.gone.discard(task)
+        self.returned.discard(task)
+
+    def _on_line(self, task, stream, text):
+        self.lines.append((task, stream, text))
+
+    def _on_report(self, task, attempt, values):
+        self.reports.append(Report(task, attempt, values))
+
+    def _on_failed(self, task, attempt, **error):
+        self._errors[task, attempt] = error
+
+    def _on_returned(self, task, attempt):
+        self.returned.add(task)
+
+    def _on_restarting(self, tasks, after):
+        self._restarts += 1
+
+    def _on_exited(self, task, code, attempt, asked, returned):
+        self.exits.append(Exit(task, attempt, code, asked, returned, **self._errors.get((task, attempt), {})))
+
+    def _on_gone(self, task, attempt):
+        self.gone.add(task)
+
+    def _on_obeyed(self, refusal):
+        self.refusals.append(refusal)
+
+    def _on_over(self, **over):
+        self.over = over
+
+    def running(self) -> list[str]:
+        ended = {(exit.task, exit.attempt) for exit in self.exits}
+        attempts = {task: sum(exit.task == task for exit in self.exits) for task in self.pids}
+        return [task for task in self.pids if not self.over and (task, attempts[task]) not in ended]
+
+    def silent(self, task: str) -> bool:
+        """A task that will report nothing more: its program returned, and nothing will run it again."""
+        return task in self.gone or (task in self.returned and self._restarts >= self.job.restarts)
+
+    def deserted(self) -> CourseError | None:
+        """Why the run cannot end by itself: all programs returned or were killed, and some were killed."""
+        killed = [task for task in self.job.programs if task in self.gone - self.returned]
+        if killed and self.gone | self.returned >= set(self.job.programs):
+            message = f"{', '.join(killed)} was killed, and no task is left to wait for; {self._last_words()}"
+            return RunFailed(message, None, self.exits, self.logs())
+        return None
+
+    def never(self, task: str, what: str) -> CourseError:
+        """Why a task that will do nothing more cannot do this."""
+        ends = [str(exit) for exit in self.exits if exit.task == task]
+        return CourseError(f"{task} cannot {what}: {ends[-1] if ends else 'its program has returned'}.")
+
+    def logs(self) -> dict[str, str]:
+        return {task: "\n".join(text for name, _, text in self.lines if name == task) for task in self.job.tasks}
+
+    def failure(self, what: str) -> CourseError:
+        """Why a wait for something cannot end well, in one line."""
+        kind, reason = self.over["kind"], self.over["reason"]
+        if kind == "returned":
+            return CourseError(f"all programs returned, and {what} did not happen.")
+        if kind in ("mistake", "lost"):
+            return CourseError(reason)
+        cause, logs = first_cause(self.exits) if kind == "failed" else None, self.logs()
+        if cause is None:
+            message = f"{reason}; {self._last_words()}"
+        else:
+            message = str(cause)
+            if not cause.error and (log := logs[cause.task].strip()):
+                message += f"; its last line: {log.splitlines()[-1][:200]}"
+        if self.job.restarts:
+            message += f" (after {self.over['restarts']} of {self.job.restarts} restarts)"
+        return RunFailed(message, cause, self.exits, logs)
+
+    def _last_words(self) -> str:
+        last = {report.task: report.values for report in self.reports}
+        said = (
+            ", ".join(f"{k}={v}" for k, v in last[name].items()) if name in last else "nothing"
+            for name in self.job.programs
+        )
+        return "last reports: " + "; ".join(f"{name} {words}" for name, words in zip(self.job.programs, said))
+
+
+def first(items: Sequence, fits: Callable[[object], bool]) -> Callable[[], object]:
+    """A search of a growing list that never looks at an item twice; None while nothing fits."""
+    position = 0
+
+    def find():
+        nonlocal position
+        while position < len(items):
+            position += 1
+            if fits(items[position - 1]):
+                return items[position - 1]
+        return None
+
+    return find
+
+
+def reaches(value: object, wanted: object) -> bool:
+    """A number as large as wanted or larger; anything else the same."""
+    both_numbers = isinstance(value, Real) and isinstance(wanted, Real)
+    return value >= wanted if both_numbers else value == wanted

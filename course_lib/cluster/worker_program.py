@@ -1,0 +1,121 @@
+"""A worker program as text: what a notebook, Slurm and Kubernetes all run. Standard library only.
+
+A function from a notebook travels as its source, not as a pickle: the text can
+be read, works under another Python, and fits a Slurm folder or a ConfigMap.
+"""
+
+import ast
+import builtins
+import importlib
+import inspect
+import linecache
+import symtable
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from course_lib.errors import CourseError
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function by its name in a text, or in a module that every task can import.
+
+    function  its name
+    text      the source that defines it, or None
+    module    the module that holds it, or None
+    file      what a traceback calls the text
+    """
+
+    function: str
+    text: str | None = None
+    module: str | None = None
+    file: str = "program.py"
+
+    @classmethod
+    def of(cls, program: "Program | Callable | str") -> "Program":
+        """Read a function, "module:function" or "file.py:function".
+
+        Raises  CourseError when it cannot be imported, or needs the notebook's names
+        """
+        if isinstance(program, Program):
+            return program
+        if isinstance(program, str):
+            return _from_text(program)
+        if not inspect.isfunction(program) or program.__name__ == "<lambda>":
+            raise CourseError(
+                f'a program is a function made with def, "module:function" or "file.py:function", not {program!r}.'
+            )
+        if program.__module__ != "__main__" and program.__qualname__ == program.__name__:
+            return cls(program.__name__, module=program.__module__)
+        return _from_notebook(program)
+
+    def load(self) -> Callable:
+        """The function itself, in this process."""
+        if self.module is not None:
+            return getattr(importlib.import_module(self.module), self.function)
+        # A traceback shows the program's own lines, as if it were a file.
+        linecache.cache[self.file] = (len(self.text), None, self.text.splitlines(keepends=True), self.file)
+        names = {"__name__": "program", "__file__": self.file}
+        exec(compile(self.text, self.file, "exec"), names)
+        return names[self.function]
+
+    def __str__(self) -> str:
+        return f"{self.module or self.file}:{self.function}"
+
+
+def _from_text(name: str) -> Program:
+    place, _, function = name.rpartition(":")
+    if not place:
+        raise CourseError(f'a program is "module:function" or "file.py:function", not {name!r}.')
+    if place.endswith(".py"):
+        try:
+            program = Program(function, text=Path(place).read_text(encoding="utf-8"), file=Path(place).name)
+            defined = [part.name for part in ast.parse(program.text).body if isinstance(part, ast.FunctionDef)]
+        except (OSError, SyntaxError, UnicodeDecodeError) as error:
+            raise CourseError(f"the program {place} cannot be read: {error}.") from None
+        if function not in defined:
+            raise CourseError(
+                f"the program {place} defines no {function!r}; name one of its functions after the colon."
+            )
+        return program
+    try:
+        found = getattr(importlib.import_module(place), function, None)
+    except Exception as error:  # a module runs its own code
+        raise CourseError(
+            f"the program {name!r} cannot be imported ({type(error).__name__}: {error}); name a module or a file.py."
+        ) from None
+    if not callable(found):
+        raise CourseError(f"the module {place} has no function {function!r}.")
+    return Program(function, module=place)
+
+
+def _from_notebook(function: Callable) -> Program:
+    try:
+        text = textwrap.dedent(inspect.getsource(function))
+    except OSError:
+        raise CourseError(
+            f"the source of {function.__name__} cannot be found, and other processes need it: "
+            f"define it with `def` in a cell or a file."
+        ) from None
+    foreign = sorted(
+        _global_names(symtable.symtable(text, "program", "exec")) - {function.__name__} - set(dir(builtins))
+    )
+    if foreign:
+        raise CourseError(
+            f"{function.__name__} uses {', '.join(foreign)}, which other processes don't have: import modules inside "
+            f"the function, pass numbers as arguments, and make the rest in it."
+        )
+    return Program(function.__name__, text=text, file=f"{function.__name__}.py")
+
+
+def _global_names(table: symtable.SymbolTable) -> set[str]:
+    """Names that the text takes from outside, at any depth."""
+    top = table.get_type() == "module"
+    here = {
+        s.get_name()
+        for s in table.get_symbols()
+        if s.is_referenced() and (top and not s.is_assigned() or s.is_global())
+    }
+    return here.union(*map(_global_names, table.get_children()))

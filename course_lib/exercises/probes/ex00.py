@@ -1,0 +1,87 @@
+"""Probes of exercise 00: shards, steps, placement, statistics over devices.
+
+Needs NumPy; TensorFlow for q3 and q4. The inputs are functions of the seed.
+"""
+
+import numpy as np
+
+from course_lib.exercises.probes.state import device_names, device_of
+
+BRIGHTNESSES = (2000.0, 3000.0, 4000.0)  # added to q4's values, whose spread stays about 1
+
+
+def batches(seed: int) -> list[tuple[int, int]]:
+    """(global_batch, replicas) pairs: four uneven ones, an even one, one with idle replicas."""
+    rng = np.random.default_rng(seed)
+    uneven = [_uneven_batch(rng) for _ in range(4)]
+    return [*uneven, (6 * 8, 8), (2, 5)]
+
+
+def epochs(seed: int) -> list[tuple[int, int]]:
+    """(examples, global_batch) pairs: with a short last batch, and one that divides."""
+    rng = np.random.default_rng(seed)
+    lasts = rng.integers(1, 64, size=4)
+    return [*((int(rng.integers(2, 90)) * 64 + int(last), 64) for last in lasts), (1024, 64)]
+
+
+def arrays(seed: int, count: int) -> list[np.ndarray]:
+    """`count` float32 arrays, each (n,) of its own length n from 2 to 6."""
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=rng.integers(2, 7)).astype("float32") for _ in range(count)]
+
+
+def shards(seed: int, count: int) -> list[np.ndarray]:
+    """`count` float32 shards (n,), each longer than the one before, means about 1 apart."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(4, 9, size=count).cumsum()
+    return [rng.normal(loc=place, size=size).astype("float32") for place, size in enumerate(sizes)]
+
+
+def brightened(plain: list[np.ndarray], by: float) -> list[np.ndarray]:
+    """The same shards, float32, with `by` added to every value."""
+    return [shard + np.float32(by) for shard in plain]
+
+
+def probe_shard_sizes(names, seed):
+    """The learner's sizes for every batch, in order."""
+    return {"sizes": [list(names["shard_sizes"](*batch)) for batch in batches(seed)]}
+
+
+def probe_steps(names, seed):
+    """The learner's steps for every epoch, keeping and dropping the short last batch."""
+    steps = names["steps_per_epoch"]
+    return {
+        "kept": [steps(*epoch, drop_remainder=False) for epoch in epochs(seed)],
+        "dropped": [steps(*epoch, drop_remainder=True) for epoch in epochs(seed)],
+    }
+
+
+def probe_place(names, seed):
+    """Where each of the learner's tensors lives, and its numbers."""
+    devices = device_names()
+    placed = list(names["place"](arrays(seed, len(devices)), devices))
+    return {
+        "asked": list(devices),
+        "lives_on": [device_of(tensor) for tensor in placed],
+        "values": [np.asarray(tensor) for tensor in placed],
+    }
+
+
+def probe_statistics(names, seed):
+    """What leaves each device, from where, and what it combines to; the same for brightened shards."""
+    devices = device_names()
+    plain = shards(seed, len(devices))
+    sent = list(names["local_statistics"](plain, devices))
+    bright = [names["local_statistics"](brightened(plain, by), devices) for by in BRIGHTNESSES]
+    return {
+        "asked": list(devices),
+        "lives_on": [device_of(tensor) for tensor in sent],
+        "numbers_sent": [int(np.size(tensor)) for tensor in sent],
+        "combined": [float(number) for number in names["combine"](sent)],
+        "bright_variances": [float(names["combine"](statistics)[1]) for statistics in bright],
+    }
+
+
+def _uneven_batch(rng: np.random.Generator) -> tuple[int, int]:
+    replicas = int(rng.integers(4, 9))
+    return int(rng.integers(3, 30)) * replicas + int(rng.integers(2, replicas - 1)), replicas

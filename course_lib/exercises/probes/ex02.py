@@ -1,0 +1,188 @@
+"""Probes of exercise 02: reduce-scatter, replicated steps and state, a whole run.
+
+Needs NumPy; TensorFlow for q2, q3 and q6. The inputs are functions of the seed.
+"""
+
+import functools
+
+import numpy as np
+
+from course_lib.collectives import Network
+from course_lib.exercises.probes.state import copies_of, device_names
+
+ALGORITHMS = ("naive", "tree", "ring")
+GLOBAL_BATCH = 128  # q6
+LARGEST_FORWARD = 2048  # test examples that q6 is judged on, at most
+
+
+def ring_buffers(seed: int) -> list[np.ndarray]:
+    """3 to 6 workers' float32 buffers (n,) of small whole numbers; the workers divide n."""
+    rng = np.random.default_rng(seed)
+    workers = int(rng.integers(3, 7))
+    return [rng.integers(1, 50, workers * 4).astype("float32") for _ in range(workers)]
+
+
+def linear_problem(seed: int, replicas: int) -> tuple[np.ndarray, float, list[list[tuple[np.ndarray, np.ndarray]]]]:
+    """Weights (3, 1), a learning rate, and two steps of shards (x (local, 3), y (local, 1)): even, then uneven.
+
+    The two global batches have different sizes, so that no fixed number of rows is right for both.
+    """
+    rng = np.random.default_rng(seed)
+    uneven = [int(rng.integers(3, 6))] * (replicas - 1) + [1]
+    steps = [
+        [(rng.normal(size=(rows, 3)).astype("float32"), rng.normal(size=(rows, 1)).astype("float32")) for rows in sizes]
+        for sizes in ([6] * replicas, uneven)
+    ]
+    return rng.normal(size=(3, 1)).astype("float32"), 0.05, steps
+
+
+def local_batch(seed: int) -> int:
+    """Rows that q3's replicas should each see in a step."""
+    return int(np.random.default_rng(seed).integers(3, 9))
+
+
+def rows(seed: int, count: int) -> np.ndarray:
+    """q3's examples: float32 (count, 3), no two rows alike."""
+    return np.random.default_rng(seed).normal(size=(count, 3)).astype("float32")
+
+
+def warm_ups(seed: int) -> list[tuple[int, float, int, int]]:
+    """(step, one_device_rate, replicas, warmup_steps): before, at and after the end of the warm-up."""
+    rng = np.random.default_rng(seed)
+    rate, replicas, warmup = float(rng.uniform(0.01, 0.1)), int(rng.integers(2, 9)) * 4, int(rng.integers(5, 20)) * 10
+    return [(step, rate, replicas, warmup) for step in (0, warmup // 5, warmup // 2, warmup, 3 * warmup)]
+
+
+def links(seed: int) -> list[tuple[int, int, float, float]]:
+    """(buffer_bytes, workers, latency_seconds, gigabits_per_second); never a power of two workers."""
+    rng = np.random.default_rng(seed)
+    return [
+        (
+            int(rng.integers(1, 100)) * 1_000_000,
+            int(workers),
+            float(rng.uniform(5e-6, 5e-5)),
+            float(rng.choice([25, 100, 400])),
+        )
+        for workers in rng.choice([3, 5, 6, 12, 24, 48], size=3, replace=False)
+    ]
+
+
+def probe_reduce_scatter(names, seed):
+    """The learner's chunks, and what the network saw."""
+    buffers = ring_buffers(seed)
+    network = Network(len(buffers))
+    chunks = names["reduce_scatter"]([buffer.copy() for buffer in buffers], network)
+    return {
+        "chunks": [np.asarray(chunk) for chunk in chunks],
+        "sent_bytes": [network.sent_bytes(worker) for worker in range(len(buffers))],
+        "hops": sorted({(message.target - message.source) % len(buffers) for message in network.messages}),
+        "rounds": network.rounds,
+    }
+
+
+def probe_replica_step(names, seed):
+    """Weights on every replica and the summed loss after an even and an uneven step of a linear model."""
+    import keras
+    import tensorflow as tf
+
+    strategy = _strategy()
+    weights, rate, steps = linear_problem(seed, strategy.num_replicas_in_sync)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, use_bias=False)])
+        optimizer = keras.optimizers.SGD(rate)
+        optimizer.build(model.trainable_variables)
+    model.set_weights([weights])
+
+    # A partial is new to TensorFlow at every check; a function written here would be counted as one that retraces.
+    step = tf.function(functools.partial(strategy.run, names["replica_step"]))
+    losses = []
+    for shards in steps:
+        x, y = (_per_replica(strategy, part) for part in zip(*shards))
+        parts = step(args=(model, optimizer, x, y))
+        losses.append(float(sum(np.asarray(part) for part in strategy.experimental_local_results(parts))))
+    return {"weights": copies_of(strategy, model.trainable_variables[0]), "losses": losses}
+
+
+def probe_prepare(names, seed):
+    """How many replicas hold each variable, and how the examples reach them."""
+    import keras
+    import tensorflow as tf
+
+    strategy = _strategy()
+    replicas = strategy.num_replicas_in_sync
+    global_batch = local_batch(seed) * replicas
+    x = rows(seed, 4 * global_batch)
+    examples = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
+    model, optimizer, batches = names["prepare"](
+        strategy,
+        lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]),
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+        examples,
+        global_batch,
+    )
+    steps = [[np.asarray(shard) for shard in strategy.experimental_local_results(x)] for x, _ in batches]
+    return {
+        "replicas": replicas,
+        "model_copies": [len(copies_of(strategy, variable)) for variable in model.weights],
+        "optimizer_copies": [len(copies_of(strategy, variable)) for variable in optimizer.variables],
+        "optimizer_built": len(optimizer.variables) > 2,  # more than its step count and learning rate
+        "first_shapes": [list(shard.shape) for shard in steps[0]],
+        "examples": [row for step in steps for shard in step for row in shard if row.shape == (3,)],
+    }
+
+
+def probe_learning_rate(names, seed):
+    """The learner's rates along a warm-up."""
+    return {"rates": [float(names["learning_rate"](*case)) for case in warm_ups(seed)]}
+
+
+def probe_all_reduce_seconds(names, seed):
+    """The learner's predictions for every algorithm and link."""
+    predict = names["all_reduce_seconds"]
+    return {name: [float(predict(name, *link)) for link in links(seed)] for name in ALGORITHMS}
+
+
+def probe_training(names, seed):
+    """The state that the learner's own distributed run leaves behind."""
+    x_train, y_train, x_test, y_test = (np.asarray(part) for part in names["load_data"]())
+    strategy = _strategy()
+    model, losses = names["train"](strategy, seed % 1000)
+    copies = [copies_of(strategy, variable) for variable in model.trainable_variables]
+    x_test, y_test = x_test[:LARGEST_FORWARD], y_test[:LARGEST_FORWARD].ravel()
+    logits = np.asarray(model(x_test, training=False))
+    seen = {row.tobytes() for row in x_train.astype("float32")}
+    return {
+        "wanted_replicas": strategy.num_replicas_in_sync,
+        "replicas": min(len(values) for values in copies),
+        "identical": _identical(copies),
+        "statistics_identical": _identical(
+            [copies_of(strategy, variable) for variable in model.non_trainable_variables]
+        ),
+        "train_examples": len(x_train),
+        "steps_per_epoch": int(copies_of(strategy, model.optimizer.iterations)[0]) / max(len(losses), 1),
+        "losses": [float(loss) for loss in losses],
+        "accuracy": float(np.mean(logits.argmax(axis=-1) == y_test)),
+        "commonest": float(np.unique(y_test, return_counts=True)[1].max() / len(y_test)),
+        "leaked": float(np.mean([row.tobytes() in seen for row in x_test.astype("float32")])),
+    }
+
+
+@functools.cache
+def _strategy():
+    import tensorflow as tf
+
+    # Two strategies over the same devices number their collectives alike, and TensorFlow confuses those of
+    # this one with those of the learner's; reducing on one device needs none.
+    return tf.distribute.MirroredStrategy(device_names(), cross_device_ops=tf.distribute.ReductionToOneDevice())
+
+
+def _per_replica(strategy, values):
+    import tensorflow as tf
+
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(values[context.replica_id_in_sync_group])
+    )
+
+
+def _identical(copies: list[list[np.ndarray]]) -> bool:
+    return all(np.array_equal(values[0], value) for values in copies for value in values)

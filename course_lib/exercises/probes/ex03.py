@@ -1,0 +1,144 @@
+"""Probes of exercise 03: TF_CONFIG, rows of each worker, two real workers, a killed one, a local batch.
+
+Needs NumPy; TensorFlow for q2 and q4, in processes of their own. The inputs are functions of the seed.
+"""
+
+import json
+
+import numpy as np
+
+from course_lib.exercises.probes import workers
+
+WORKERS = 2  # of q2 and q4: real processes
+EPOCHS = 3  # of q4
+STEPS_PER_EPOCH = 4
+SAVE_EVERY = 3  # steps of q4
+HOST_NAMES = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen")
+
+
+def clusters(seed: int) -> list[tuple[list[str], dict[str, int], int]]:
+    """(hosts, counts, first_port): more tasks than hosts, with and without parameter servers and an evaluator."""
+    rng = np.random.default_rng(seed)
+    whole = {"chief": 1, "worker": int(rng.integers(3, 6)), "ps": 2, "evaluator": 1}
+    alike = {"worker": int(rng.integers(3, 6))}
+    hosts = [str(host) for host in rng.permutation(HOST_NAMES)[:2]]
+    return [(hosts, counts, int(rng.integers(20, 90)) * 100) for counts in (whole, alike)]
+
+
+def worker_settings(seed: int) -> dict[str, object]:
+    """Arguments of q2's program: x (n, 3) and y (n,) as lists, n = 4 global batches; no two targets alike."""
+    rng = np.random.default_rng(seed)
+    global_batch = int(rng.choice([8, 12, 16]))
+    return {
+        **_linear_problem(rng, 4 * global_batch),
+        "learning_rate": float(rng.uniform(0.03, 0.06)),
+        "global_batch": global_batch,
+        "epochs": 2,
+    }
+
+
+def recovery_settings(seed: int) -> dict[str, object]:
+    """Arguments of q4's program: a worker, and a step of the second or third epoch that follows no save."""
+    rng = np.random.default_rng(seed)
+    global_batch = int(rng.choice([8, 12, 16]))
+    return {
+        **_linear_problem(rng, STEPS_PER_EPOCH * global_batch),
+        "global_batch": global_batch,
+        "epochs": EPOCHS,
+        "save_every": SAVE_EVERY,
+        "victim": f"worker {rng.integers(WORKERS)}",
+        "dies_after": int(rng.choice([7, 10, 11])),
+    }
+
+
+def epochs_to_share(seed: int) -> list[dict[str, int]]:
+    """q3's cases: neither do the workers divide the global batch, nor the global batch the examples."""
+    rng = np.random.default_rng(seed)
+    cases = []
+    for workers_ in (2, 3, 4):
+        global_batch = workers_ * int(rng.integers(3, 6)) + int(rng.integers(1, workers_))
+        examples = global_batch * int(rng.integers(3, 6)) + int(rng.integers(1, global_batch))
+        cases.append(
+            {"workers": workers_, "examples": examples, "global_batch": global_batch, "seed": int(rng.integers(1000))}
+        )
+    return cases
+
+
+def scaling_problems(seed: int) -> list[dict[str, float]]:
+    """q5's cases; in the last one the fixed time of a step alone hides the communication."""
+    rng = np.random.default_rng(seed)
+
+    def problem(step_overhead_seconds: float) -> dict[str, float]:
+        return {
+            "workers": int(rng.integers(3, 33)),
+            "seconds_per_example": float(rng.uniform(1e-4, 5e-4)),
+            "step_overhead_seconds": step_overhead_seconds,
+            "gradient_bytes": int(rng.integers(20, 100)) * 1_000_000,
+            "latency_seconds": float(rng.uniform(1e-4, 1e-3)),
+            "gigabits_per_second": float(rng.choice([1, 2.5, 10])),
+            "efficiency": float(rng.uniform(0.75, 0.92)),
+        }
+
+    return [*(problem(float(rng.uniform(0.01, 0.02))) for _ in range(4)), problem(60.0)]
+
+
+def probe_tf_configs(names, seed):
+    """The learner's texts, as JSON reads them; None for what JSON cannot read."""
+    answers = []
+    for hosts, counts, first_port in clusters(seed):
+        configs = names["tf_configs"](list(hosts), dict(counts), first_port)
+        answers.append([[task, type(text).__name__, _read(text)] for task, text in configs.items()])
+    return {"configs": answers}
+
+
+def probe_train(names, seed):
+    """What each of the learner's workers returned, in the order of their tasks."""
+    job = names["make_job"](worker_settings(seed))
+    outcome = workers.run(job, "make_job")
+    return {"workers": list(outcome.results.values())}
+
+
+def probe_rows_of(names, seed):
+    """Everybody's rows in two epochs, asked for twice, and those of a worker that is alone: [epoch][worker][step]."""
+
+    def ask(case, worker, workers_, epoch):
+        shared = {"examples": case["examples"], "global_batch": case["global_batch"], "seed": case["seed"]}
+        steps = names["rows_of"](worker=worker, workers=workers_, epoch=epoch, **shared)
+        return [[int(row) for row in np.ravel(np.asarray(rows))] for rows in steps]
+
+    answers = []
+    for case in epochs_to_share(seed):
+        everybody = range(case["workers"])
+        rows = [[ask(case, worker, case["workers"], epoch) for worker in everybody] for epoch in (0, 1)]
+        again = [[ask(case, worker, case["workers"], epoch) for worker in everybody] for epoch in (0, 1)]
+        answers.append({"rows": rows, "again": again, "alone": [ask(case, 0, 1, epoch) for epoch in (0, 1)]})
+    return {"cases": answers}
+
+
+def probe_recovery(names, seed):
+    """Every report and result of two workers, one of which is killed once: [task, attempt, step, loss]."""
+    job = workers.job(names["train_through"], workers=WORKERS, arguments=recovery_settings(seed), restarts=1)
+    outcome = workers.run(job, "train_through")
+    told = [report for report in outcome.reports if {"step", "loss"} <= report.values.keys()]
+    reports = [[report.task, report.attempt, report.values["step"], report.values["loss"]] for report in told]
+    return {"reports": reports, "restarts": outcome.restarts, "workers": list(outcome.results.values())}
+
+
+def probe_local_batch(names, seed):
+    """The learner's batch for each problem."""
+    return {"batches": [names["smallest_local_batch"](**problem) for problem in scaling_problems(seed)]}
+
+
+def _linear_problem(rng: np.random.Generator, rows: int) -> dict[str, list]:
+    x = rng.normal(size=(rows, 3)).astype("float32")
+    y = (x @ rng.normal(size=3) + rng.normal(size=rows)).astype("float32")
+    return {"x": x.tolist(), "y": y.tolist(), "first_weights": rng.normal(size=3).astype("float32").tolist()}
+
+
+def _read(text: object) -> object:
+    if not isinstance(text, str):
+        return text  # its type is told beside it
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

@@ -1,0 +1,219 @@
+"""Probes of exercise 04: a record of staleness, a server, a table in pieces, two real clusters, a size.
+
+Needs NumPy; TensorFlow for q3, and for q4 and q5 in processes of their own. The inputs are functions of the seed.
+"""
+
+import numpy as np
+
+from course_lib import cluster
+from course_lib.errors import CourseError
+from course_lib.exercises.ask import Stopped
+from course_lib.exercises.probes import workers
+from course_lib.exercises.probes.state import device_names, device_of, genuine
+
+WORKERS = 2  # of q4 and q5: real processes
+UPDATES = 400  # of q4: so many that Keras' counter misses some
+TOGETHER, SAVE_EVERY, RUN = 10, 30, 120  # updates of q5
+NOBODY_DIED = "nobody died: call power_cut(done) at the end of each group"
+
+
+def records(seed: int) -> list[list[tuple[str, str]]]:
+    """q1's records: (worker, "read" or "applied") in the server's order.
+
+    Each has a worker that is lost after its read and starts again, and one that is lost for good.
+    """
+    rng = np.random.default_rng(seed)
+    return [[("gnu", "read"), *_record(rng, names, 30)] for names in (("ant", "bee"), ("cat", "dog", "elk", "fox"))]
+
+
+def _record(rng: np.random.Generator, names: tuple[str, ...], applied: int) -> list[tuple[str, str]]:
+    one, other = names[:2]
+    record = [(one, "read"), (other, "read"), (other, "applied"), (one, "read")]  # the first one was lost between
+    reading, left = {one}, applied - 1
+    while left:
+        name = str(rng.choice(names))
+        if name not in reading or rng.random() < 0.15:
+            record.append((name, "read"))
+            reading.add(name)
+        else:
+            record.append((name, "applied"))
+            reading.remove(name)
+            left -= 1
+    return record
+
+
+def server_runs(seed: int) -> list[dict[str, object]]:
+    """q2's runs: the server's settings, a gradient curvature * (weights - goal), and who does what in turn."""
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "settings": {
+                "first_weights": rng.normal(size=3),
+                "rate": float(rng.uniform(0.05, 0.15)),
+                "momentum": float(rng.uniform(0.4, 0.8)),
+                "bound": bound,
+            },
+            "curvature": rng.uniform(0.5, 2, 3),
+            "goals": rng.normal(size=(3, 3)),
+            "turns": _record(rng, ("0", "1", "2"), applied=24),
+        }
+        for bound in (0, 1, 2, 24)
+    ]
+
+
+def table_to_cut(seed: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """q3's table, (rows, width) float32, whose rows 4 devices cannot share evenly; batches of numbers, (n,) int32."""
+    rng = np.random.default_rng(seed)
+    rows = 4 * int(rng.integers(4, 9)) + 2
+    table = rng.normal(size=(rows, int(rng.integers(2, 5)))).astype("float32")
+    return table, [rng.integers(0, rows, size, "int32") for size in (9, 14)]
+
+
+def visits(seed: int) -> dict[str, object]:
+    """Arguments of q4's program: an odd table, batches of (row numbers (batch, visited), values (batch,)) as lists."""
+    return _visits(np.random.default_rng(seed), UPDATES)
+
+
+def visits_through(seed: int) -> dict[str, object]:
+    """Arguments of q5's program: the server dies between two saves, some way in."""
+    rng = np.random.default_rng(seed)
+    dies_after = int(rng.choice([40, 50, 70, 80]))
+    return {**_visits(rng, RUN), "together": TOGETHER, "save_every": SAVE_EVERY, "dies_after": dies_after}
+
+
+def _visits(rng: np.random.Generator, updates: int) -> dict[str, object]:
+    rows, batch, visited = 2 * int(rng.integers(40, 60)) + 1, 8, int(rng.integers(3, 6))
+    return {
+        "batches": [
+            [rng.integers(0, rows, (batch, visited)).tolist(), rng.uniform(1, 3, batch).astype("float32").tolist()]
+            for _ in range(updates)
+        ],
+        "rows": rows,
+        "width": int(rng.integers(2, 5)),
+        "learning_rate": float(rng.uniform(0.05, 0.2)),
+    }
+
+
+def loads(seed: int) -> list[dict[str, float]]:
+    """q6's cases: in the first three the links rule, in the fourth the memory; in the last one server is enough."""
+    rng = np.random.default_rng(seed)
+
+    def load(**special) -> dict[str, float]:
+        return {
+            "workers": int(rng.integers(100, 200)),
+            "compute_seconds": float(rng.uniform(0.02, 0.05)),
+            "dense_parameters": int(rng.integers(500, 1_000)) * 1_000,
+            "table_rows": int(rng.integers(100, 300)) * 1_000_000,
+            "row_width": int(rng.choice([4, 8])),
+            "looked_up_rows": int(rng.integers(200, 400)) * 1_000,
+            "slots": int(rng.integers(1, 3)),
+            "memory_gigabytes": 200.0,
+            "gigabits_per_second": float(rng.choice([5, 10])),
+        } | special
+
+    large = {"memory_gigabytes": float(rng.uniform(1, 2)), "workers": 2, "table_rows": 2_000_000_000}
+    small = {"workers": 1, "table_rows": 1_000_000, "compute_seconds": 10.0}
+    return [*(load() for _ in range(3)), load(**large), load(**small)]
+
+
+def probe_staleness(names, seed):
+    """The learner's staleness of each update, for each record."""
+    return {"staleness": [list(names["staleness_of"](list(record))) for record in records(seed)]}
+
+
+def probe_server(names, seed):
+    """After each turn the server's weights; what `apply` returned; the updates counted."""
+    return {"runs": [drive(names["Server"], run) for run in server_runs(seed)]}
+
+
+def drive(make_server, run):
+    """One run of q2 on a new server."""
+    server, read, weights, used = make_server(**run["settings"]), {}, [], []
+    for worker, turn in run["turns"]:
+        if turn == "read":
+            read[worker] = server.read(worker)
+        else:
+            gradient = run["curvature"] * (np.asarray(read[worker]) - run["goals"][int(worker)])
+            used.append(server.apply(worker, gradient))
+        weights.append(np.array(server.weights, "float64"))
+    return {"weights": np.array(weights), "used": used, "updates": server.updates}
+
+
+def probe_table(names, seed):
+    """Of each shard whether it is a variable, its place and rows; of each batch what `_look_up` says.
+
+    Nothing is looked up in shards that do not make an even table.
+    """
+    import tensorflow as tf
+
+    table, batches = table_to_cut(seed)
+    devices = device_names()[:4]
+    shards = list(names["cut_table"](table.copy(), list(devices)))
+    variables = [genuine(shard) and isinstance(shard, tf.Variable) for shard in shards]
+    rows = [tf.convert_to_tensor(shard).numpy() for shard in shards]
+    places = [list(place) for place in zip(variables, map(device_of, shards), rows)]
+    sizes = [held.shape[0] for held in rows]
+    answers = {"devices": list(devices), "shards": places, "lookups": None}
+    if sum(sizes) == len(table) and max(sizes) - min(sizes) <= 1:
+        answers["lookups"] = [_look_up(names["look_up"], shards, numbers) for numbers in batches]
+    return answers
+
+
+def _look_up(look_up, shards, numbers):
+    """The rows found; the rows in each shard's gradient; how many shards a graph of it reads whole."""
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        found = look_up(shards, tf.constant(numbers))
+    gradients = tape.gradient(found, shards)
+    graph = tf.function(lambda numbers: look_up(shards, numbers)).get_concrete_function(tf.constant(numbers)).graph
+    return {
+        "found": tf.convert_to_tensor(found).numpy(),
+        "touched": [_rows_in(gradient) for gradient in gradients],
+        "read_whole": sum(map(_reads_a_value, graph.get_operations())),
+    }
+
+
+def _rows_in(gradient) -> int:
+    import tensorflow as tf
+
+    if gradient is None:
+        return 0
+    return int(tf.size(gradient.indices)) if isinstance(gradient, tf.IndexedSlices) else gradient.shape[0]
+
+
+def _reads_a_value(operation) -> bool:
+    """Whether it reads a variable, and for more than its shape, which TensorFlow finds out without reading it."""
+    reads = operation.type == "ReadVariableOp"
+    return reads and any(consumer.type != "Shape" for consumer in operation.outputs[0].consumers())
+
+
+def probe_train(names, seed):
+    """What the coordinator returned, and how many workers and servers the learner's job has."""
+    job = names["make_job"](visits(seed))
+    result = workers.run(job, "make_job").results["chief 0"]
+    return {**result, "tasks": [job.workers, job.parameter_servers]}  # which no result can replace
+
+
+def probe_recovery(names, seed):
+    """(attempt, updates done) as reported, and the coordinator's result, after the server was killed once."""
+    arguments = visits_through(seed)
+    job = workers.job(names["train_through"], workers=WORKERS, parameter_servers=1, arguments=arguments, restarts=1)
+    outcome = workers.run(job, "train_through", _kill_the_server)
+    reports = [[report.attempt, report.values["done"]] for report in outcome.reports if "done" in report.values]
+    return {**outcome.results["chief 0"], "reports": reports}
+
+
+def _kill_the_server(running: cluster.Cluster) -> None:
+    try:
+        running.wait_report("chief 0", power_cut=True)
+    except cluster.RunFailed:
+        raise
+    except CourseError:  # the program returned without that report
+        raise workers.failure_at_first(running) or Stopped("raised", NOBODY_DIED, NOBODY_DIED) from None
+    running.kill("ps 0")
+
+
+def probe_servers(names, seed):
+    """The learner's number of servers for each case."""
+    return {"servers": [names["servers_needed"](**load) for load in loads(seed)]}

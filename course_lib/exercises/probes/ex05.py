@@ -1,0 +1,281 @@
+"""Probes of exercise 05: batches of few shapes, a layout that fits, tiles, rows per host, chips worth having.
+
+Needs NumPy; JAX for q1, and the TPU compiler for q2 where there is one. The inputs are functions of the seed.
+"""
+
+import dataclasses
+import re
+
+import numpy as np
+
+from course_lib import tpu
+from course_lib.errors import CourseError
+from course_lib.exercises.ask import Stopped
+
+TOPOLOGY, ROWS = "v5e:2x4", 8192  # of q2: the slice, and the global batch
+LAYOUT_PARTS = ("mesh", "layout", "shards")  # what q2 lets one choose
+KERNELS = ("up/kernel", "down/kernel")  # of q2's block
+NO_FIT = "ValueError"  # q3's answer where no width fits
+
+
+# q1: few shapes
+
+
+def corpus(seed: int) -> dict[str, object]:
+    """q1's examples, token numbers with 0 among them, in no order; buckets, each with a last batch that is not full."""
+    rng = np.random.default_rng(seed)
+    batch, buckets = int(rng.integers(4, 7)), (8, 16, 32)
+    lengths = [buckets[-1]]
+    for shortest, longest, batches in zip((1, 9, 17), buckets, (3, 2, 1)):
+        # A whole batch is as long as the bucket: that is where comparisons go wrong.
+        own = [longest] * batch * (longest < buckets[-1])
+        count = batch * batches + int(rng.integers(1, batch)) - len(own) - (longest == buckets[-1])
+        lengths += [*own, *rng.integers(shortest, longest, size=count).tolist()]
+    examples = [rng.integers(0, 20, size=lengths[place]).astype("int32") for place in rng.permutation(len(lengths))]
+    for example in examples:
+        example[0], example[-1] = rng.integers(1, 20), 0 if len(example) > 1 else 1  # 0 is a token like others
+    return {"examples": examples, "batch": batch, "buckets": buckets}
+
+
+def table(seed: int) -> np.ndarray:
+    """q1's model: a vector (3,) for each of 20 tokens, float32."""
+    return np.random.default_rng([seed, 1]).normal(size=(20, 3)).astype("float32")
+
+
+def token_losses(table, tokens):
+    """A loss for every position, (b, s); of table (20, 3) and tokens (b, s), NumPy's or JAX's."""
+    return (table[tokens].sum(axis=-1) - 1) ** 2
+
+
+def probe_batches(names, seed):
+    """The learner's batches, how often JAX compiled a step for them, and each one's loss and gradient."""
+    import jax
+
+    traces = []
+
+    def step(weights_of_model, tokens, weights):
+        traces.append(tokens.shape)  # tracing runs this line, and a compiled step does not
+        objective = lambda table: names["mean_loss"](token_losses(table, tokens), weights)  # noqa: E731
+        return jax.value_and_grad(objective)(weights_of_model)
+
+    given, compiled = corpus(seed), jax.jit(step)
+    made = names["make_batches"]([example.copy() for example in given["examples"]], given["batch"], given["buckets"])
+    batches = [(np.asarray(tokens), np.asarray(weights)) for tokens, weights in made]
+    results = [compiled(table(seed), *batch) for batch in batches]
+    return {
+        "tokens": [tokens for tokens, _ in batches],
+        "weights": [weights.astype("float32") for _, weights in batches],
+        "compilations": len(traces),
+        "losses": [float(loss) for loss, _ in results],
+        "gradients": [np.asarray(gradient) for _, gradient in results],
+    }
+
+
+# q2: a layout that fits
+
+
+def wide_block(width: int, inner: int):
+    """A block of two dense layers, rows (b, width) -> (b, width), as a Keras model."""
+    import keras
+
+    rows = keras.Input((width,))
+    hidden = keras.layers.Dense(inner, activation="relu", name="up")(rows)
+    return keras.Model(rows, keras.layers.Dense(width, name="down")(hidden), name="wide_block")
+
+
+def block_sizes(seed: int) -> dict[str, int]:
+    """q2's block: 1.9 to 2.4 billion parameters."""
+    width = int(np.random.default_rng(seed).choice([15360, 16384, 17408]))
+    return {"width": width, "inner": 4 * width}
+
+
+def probe_fit(names, seed):
+    """What the TPU compiler makes of the learner's layout; `compiled` is False on a machine that has no such compiler."""
+    answer = names["chip_layout"]()
+    if unknown := sorted(set(answer) - set(LAYOUT_PARTS)):
+        line = f"chip_layout chooses {', '.join(LAYOUT_PARTS)} and leaves {unknown[0]!r} as it is"
+        raise Stopped("raised", line, line)
+    chosen = {
+        "mesh": {str(axis): int(size) for axis, size in answer.get("mesh", {}).items()},
+        "layout": str(answer.get("layout", "data")),
+        "shards": {str(key): list(axes) for key, axes in answer.get("shards", {}).items()},
+    }
+    try:
+        report = tpu.compile_step(wide_block, TOPOLOGY, ROWS, loss="mse", arguments=block_sizes(seed), **chosen)
+    except tpu.NoCompiler:
+        return {"chosen": chosen, "axes": _kernel_axes(chosen["shards"]), "compiled": False}
+    except CourseError as error:
+        raise Stopped("raised", str(error), str(error)) from None
+    return {
+        "chosen": chosen,
+        "axes": _kernel_axes(chosen["shards"]),
+        "compiled": True,
+        "fits": report.fits,
+        "verdict": report.verdict,
+        "state_bytes": report.state_bytes,
+        "seconds": report.roofline_seconds,
+    }
+
+
+def _kernel_axes(shards) -> dict[str, list[str | None]]:
+    """The mesh axis of each dimension of the two kernels, or None; a learner's regular expressions run here alone."""
+    found = {}
+    for path in KERNELS:
+        key = next((key for key in shards if re.fullmatch(key, path)), None)
+        found[path] = [*shards.get(key, ()), None, None][:2]
+    return found
+
+
+# q3: tiles
+
+
+def matrices(seed: int) -> list[tuple[int, int, int]]:
+    """q3's matrices: rows, columns and bytes of a number; some just past a tile, and some better on their side."""
+    rng = np.random.default_rng(seed)
+    just_past = [128 * int(n) + 1 for n in rng.integers(1, 6, size=2)]
+    drawn = [(int(a), int(b)) for a, b in rng.integers(8, 1500, size=(4, 2))]
+    narrow = (int(rng.integers(700, 2000)), int(rng.integers(9, 16)))
+    short_side_up = (
+        int(rng.integers(129, 160)),
+        int(rng.integers(90, 121)),
+    )  # smaller with its shorter side along the 128
+    shapes = [
+        *drawn,
+        tuple(just_past),
+        (128 * int(rng.integers(2, 9)), 130),
+        narrow,
+        narrow[::-1],
+        (24, 384),
+        short_side_up,
+    ]
+    return [(*shape, itemsize) for shape in shapes for itemsize in (4, 2)]
+
+
+def budgets(seed: int) -> list[dict[str, int]]:
+    """q3's searches: two kernels' outer sides and a budget; one's width is no multiple of 128, the last holds none at all."""
+    rng = np.random.default_rng([seed, 1])
+    cases = []
+    for itemsize in (4, 2, 4):
+        inputs, outputs = (int(n) for n in rng.integers(130, 1000, size=2))
+        width = 128 * int(rng.integers(2, 5)) + int(rng.integers(20, 110))
+        cases.append(
+            {
+                "inputs": inputs,
+                "outputs": outputs,
+                "itemsize": itemsize,
+                "budget_bytes": (inputs + outputs + 90) * width * itemsize,
+            }
+        )
+    inputs, outputs = (
+        128 * int(n) for n in rng.integers(2, 7, size=2)
+    )  # whole tiles, so that the width is rounded to 8 alone
+    width = 128 * int(rng.integers(2, 5)) + 8 * int(rng.integers(2, 15))
+    cases.append({"inputs": inputs, "outputs": outputs, "itemsize": 2, "budget_bytes": (inputs + outputs) * width * 2})
+    return [*cases, {"inputs": 300, "outputs": 300, "itemsize": 4, "budget_bytes": 9000}]
+
+
+def probe_tiles(names, seed):
+    """The learner's bytes for each matrix, and the width for each budget."""
+    return {
+        "bytes": [names["stored_bytes"](*matrix) for matrix in matrices(seed)],
+        "widths": [ask_width(names["widest"], case) for case in budgets(seed)],
+    }
+
+
+def ask_width(widest, case):
+    """The width, or NO_FIT."""
+    try:
+        return widest(**case)
+    except ValueError:
+        return NO_FIT
+
+
+# q4: rows per host
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosts:
+    """Hosts with the same number of chips each, numbered host by host, and a mesh of these chips in that order.
+
+    Neighbouring chips of the mesh lie along `model`; the batch is cut over `data`.
+    """
+
+    hosts: int
+    data: int
+    model: int
+
+    @property
+    def chips(self) -> int:
+        """Of one host."""
+        return self.data * self.model // self.hosts
+
+    def parts(self, host: int) -> range:
+        """The parts of the batch, of `data` equal ones, that this host's chips compute."""
+        return range(host * self.chips // self.model, ((host + 1) * self.chips - 1) // self.model + 1)
+
+
+CLUSTERS = (Hosts(1, 8, 1), Hosts(4, 8, 1), Hosts(2, 4, 2), Hosts(4, 2, 4), Hosts(8, 4, 4))
+
+
+def data_set(seed: int) -> dict[str, int]:
+    """q4's data set: examples that fill no last batch, a batch that eight divides, an epoch and a seed."""
+    rng = np.random.default_rng(seed)
+    batch, steps = 8 * int(rng.integers(2, 4)), int(rng.integers(4, 7))
+    left_over = int(rng.integers(1, batch))
+    return {
+        "examples": batch * steps + left_over,
+        "global_batch": batch,
+        "epoch": int(rng.integers(1, 9)),
+        "seed": int(rng.integers(1, 999)),
+    }
+
+
+def probe_hosts(names, seed):
+    """What every host of each cluster reads; once more, and in the next epoch, what one host reads."""
+
+    def ask(cluster, host, **changed):
+        return np.asarray(names["host_examples"](host, **dataclasses.asdict(cluster), **(data_set(seed) | changed)))
+
+    one = CLUSTERS[0]
+    return {
+        "read": [[ask(cluster, host) for host in range(cluster.hosts)] for cluster in CLUSTERS],
+        "again": ask(one, 0),
+        "next_epoch": ask(one, 0, epoch=data_set(seed)["epoch"] + 1),
+    }
+
+
+# q5: chips worth having
+
+
+def trainings(seed: int) -> list[dict[str, object]]:
+    """q5's cases: a model, a chip's figures, slices, and the largest global batch that still learns."""
+    rng = np.random.default_rng(seed)
+    cases = []
+    for name, gradient_bytes, room in (
+        ("v5e", 4, 0.7),
+        ("v5p", 2, 0.4),
+        ("v6e", 4, 1.6),
+        ("v4", 2, 30),
+        ("v5e", 2, 0.015),
+    ):
+        chip, parameters = tpu.CHIPS[name], int(rng.integers(2e8, 9e8))
+        row_flops = 6 * parameters * int(rng.integers(8, 60))
+        figures = {"flops_per_second": chip.flops_per_second, "sent_per_second": chip.sent_per_second}
+        # The first three allow some of the slices, the fourth all of them, the last one chip alone.
+        hidden = 3 * parameters * gradient_bytes / chip.sent_per_second * chip.flops_per_second / row_flops
+        cases.append(
+            {
+                "parameters": parameters,
+                "row_flops": row_flops,
+                "gradient_bytes": gradient_bytes,
+                **figures,
+                "slices": [1, 4, 8, 16, 32, 64, 256],
+                "largest_batch": int(40 * room * hidden * rng.uniform(0.8, 1.2)) + 1,
+            }
+        )
+    return [cases[place] for place in rng.permutation(len(cases))]
+
+
+def probe_slices(names, seed):
+    """The learner's slice for each case."""
+    return {"slices": [dict(names["best_slice"](**case)) for case in trainings(seed)]}

@@ -1,0 +1,296 @@
+"""Probes of exercise 06: a model on two devices, a number of micro-batches, 1F1B, balance, one stage of a pipeline.
+
+Needs NumPy; TensorFlow for q1. The inputs are functions of the seed.
+"""
+
+import re
+import weakref
+
+import numpy as np
+
+from course_lib.exercises.probes.state import device_names, device_of
+
+NO_ANSWER = "ValueError"  # of q2 and q4, where nothing fits
+
+
+# q1: a model on two devices
+
+
+def two_stages(seed: int) -> list[list[tuple[np.ndarray, np.ndarray]]]:
+    """q1's model: two stages, each with two or three layers tanh(x @ kernel + bias), as (kernel, bias), float32."""
+    rng = np.random.default_rng(seed)
+    width, stages = int(rng.integers(3, 7)), []
+    for layers in rng.permutation([2, 3]):
+        stages.append([])
+        for _ in range(layers):
+            wide = int(rng.integers(3, 7))
+            kernel, bias = (
+                rng.normal(size=(width, wide)) / width,
+                rng.normal(size=wide) / 4,
+            )  # far from tanh's flat ends
+            stages[-1].append((kernel.astype("float32"), bias.astype("float32")))
+            width = wide
+    return stages
+
+
+def two_stage_batch(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """x (b, n) and y (b, k) for q1's model, float32."""
+    rng, stages = np.random.default_rng(seed + 1), two_stages(seed)
+    rows, inputs, outputs = int(rng.integers(5, 10)), len(stages[0][0][0]), len(stages[1][-1][1])
+    return rng.normal(size=(rows, inputs)).astype("float32"), rng.normal(size=(rows, outputs)).astype("float32")
+
+
+def probe_placement(names, seed):
+    """The weights' devices, the gradients, and [stage, pass, device] of each matrix product; then with the devices exchanged.
+
+    What stands under no device runs on the default one, which must not be right by luck.
+    A missing gradient is None. Devices are numbered as the function's argument has them.
+    """
+    two = device_names()[:2]
+    return {"runs": [_placed(names, seed, order) for order in (two, two[::-1])]}
+
+
+def _placed(names, seed, two):
+    import tensorflow as tf
+
+    from course_lib.pipeline import op_devices
+
+    x, y = map(tf.constant, two_stage_batch(seed))
+    stages = names["place"](tuple(_maker(number, layers) for number, layers in enumerate(two_stages(seed))), two)
+
+    def step(x, y):
+        return names["gradients"](stages, two, x, y)
+
+    gradients, ran = step(x, y), op_devices.where_it_ran(step, x, y)
+    return {
+        "variables": [[_number(device_of(v), two) for v in stage.trainable_variables] for stage in stages],
+        "gradients": [None if one is None else np.asarray(one) for one in gradients],
+        "products": [[_stage(name), _pass(name), _number(device, two)] for name, device in ran],
+    }
+
+
+def _maker(number, layers):
+    def make():
+        import keras
+
+        dense = [
+            keras.layers.Dense(len(bias), activation="tanh", name=f"stage{number}_layer{place}")
+            for place, (_, bias) in enumerate(layers)
+        ]
+        stage = keras.Sequential([keras.Input((len(layers[0][0]),)), *dense])
+        stage.set_weights([array for pair in layers for array in pair])
+        return stage
+
+    return make
+
+
+def _number(device, two):
+    return two.index(device) if device in two else -1
+
+
+def _stage(name):
+    found = re.search(r"stage(\d)_layer", name)
+    return int(found[1]) if found else -1
+
+
+def _pass(name):
+    return "backward" if "gradient_tape" in name else "forward"
+
+
+# q2: a number of micro-batches
+
+
+def pipelines(seed: int) -> list[dict[str, object]]:
+    """q2's cases, their bytes times a scale, in no particular order; they differ in what decides.
+
+    Where a bubble equals the largest one allowed, both are binary fractions, so that no rounding decides.
+    """
+    rng = np.random.default_rng(seed)
+    cases = [
+        ("GPipe", 84, [1.0] * 4, 0.1, 90.0),
+        ("1F1B", 72, [1.0] * 4, 0.25, 80.0),
+        ("1F1B", 96, [1.0] * 4, 0.25, 20.5),
+        ("1F1B", 96, [1.0, 2.0, 5.0, 1.0], 0.25, 61.0),
+        ("GPipe", 60, [1.0, 1.5, 1.0], 0.2, 95.0),
+        ("GPipe", 60, [1.0, 1.5, 1.0], 0.2, 85.0),
+        ("1F1B", 96, [2.0] * 5, 0.2, 9.5),
+        ("1F1B", 12, [1.0] * 8, 0.1, 50.0),
+        ("1F1B", 12, [1.0] * 8, 0.75, 13.0),
+    ]
+    return [_pipeline(*cases[place], rng.uniform(1e6, 1e8)) for place in rng.permutation(len(cases))]
+
+
+def _pipeline(schedule, batch, example, largest_bubble, memory, scale):
+    return {
+        "schedule": schedule,
+        "batch": batch,
+        "example_bytes": [int(one * scale) for one in example],
+        "largest_bubble": largest_bubble,
+        "memory_bytes": int(memory * scale),
+    }
+
+
+def probe_micro_batches(names, seed):
+    """The learner's m for each case, or that it raised a ValueError."""
+    return {"counts": [ask_for_one(names["choose_micro_batches"], case) for case in pipelines(seed)]}
+
+
+def ask_for_one(function, case):
+    """What it returns, or NO_ANSWER."""
+    try:
+        return function(**case)
+    except ValueError:
+        return NO_ANSWER
+
+
+# q3: 1F1B
+
+
+def shapes(seed: int) -> list[tuple[int, int]]:
+    """q3's pipelines: (stages, micro-batches); more micro-batches than stages, fewer, and one."""
+    rng = np.random.default_rng(seed)
+    stages = int(rng.integers(4, 7))
+    return [(stages, stages + int(rng.integers(3, 8))), (stages, stages - 2), (stages - 1, 1)]
+
+
+def probe_orders(names, seed):
+    """The learner's order of work for every stage of each pipeline."""
+    order_of = names["order_of"]
+    return {"orders": [[list(order_of(stage, p, m)) for stage in range(p)] for p, m in shapes(seed)]}
+
+
+# q4: balance
+
+
+def layer_rows(seed: int) -> list[dict[str, object]]:
+    """q4's cases: seconds and bytes of each layer, stages, and a device's memory; each times a scale, seconds a little off.
+
+    Cases differ in what decides: one dear layer, memory, an order that a careless cut likes; nothing fits the last.
+    """
+    rng = np.random.default_rng(seed)
+    cases = [
+        ([2, 1, 1, 1, 3, 3, 3, 2, 6], [1, 3, 3, 1, 1, 2, 1, 1, 2], 3, 20),
+        ([1, 4, 4, 4, 4, 1, 1, 1], [9, 2, 2, 2, 2, 4, 4, 3], 3, 12),
+        ([3, 3, 1, 5, 2, 2, 2, 4, 1, 3], [2, 2, 2, 2, 2, 2, 2, 2, 2, 2], 4, 9),
+        ([2, 2, 1, 3, 2, 6, 3], [1, 2, 1, 1, 2, 1, 1], 3, 8),
+        ([1, 1, 12, 1, 1], [1, 1, 1, 1, 1], 4, 9),
+        ([2, 2, 2, 2, 2, 2], [5, 5, 1, 1, 5, 5], 2, 10),
+    ]
+    made = []
+    for seconds, sizes, stages, memory in cases:
+        times = rng.uniform(0.001, 0.1) * np.array(seconds) * rng.uniform(0.99, 1.01, len(seconds))
+        unit = int(rng.integers(10**6, 10**8))
+        made.append(
+            {
+                "seconds": times.tolist(),
+                "weight_bytes": [unit * size for size in sizes],
+                "stages": stages,
+                "memory_bytes": unit * memory,
+            }
+        )
+    return made
+
+
+def probe_balance(names, seed):
+    """The learner's cut of each row, as lists of layer numbers, or that it raised a ValueError."""
+    cuts = [ask_for_one(names["cut_layers"], case) for case in layer_rows(seed)]
+    return {"cuts": [cut if cut == NO_ANSWER else [[int(layer) for layer in part] for part in cut] for cut in cuts]}
+
+
+# q5: one stage
+
+
+class Kept:
+    """What a stage's backward needs of its forward."""
+
+    def __init__(self, x, y):
+        self.x, self.y, self.used = x, y, False
+
+
+class TanhStage:
+    """A stage y = tanh(x @ kernel) that knows which of its forwards are still held; x (r, n), y (r, k)."""
+
+    def __init__(self, kernel: np.ndarray):
+        self.kernel = kernel
+        self._made = []
+
+    def forward(self, x):
+        kept = Kept(x, np.tanh(x @ self.kernel))
+        self._made.append(weakref.ref(kept))
+        return kept.y, kept
+
+    def backward(self, kept, y_gradient):
+        kept.used = True
+        by_sum = y_gradient * (1 - kept.y**2)
+        return [kept.x.T @ by_sum], by_sum @ self.kernel.T
+
+    def held_after_use(self) -> int:
+        """How many forwards are held although their backward is done."""
+        alive = [kept() for kept in self._made]
+        return sum(kept is not None and kept.used for kept in alive)
+
+
+ORDERS = (  # of two stages each, every one legal
+    ("F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"),
+    ("F0 F1 F2 B1 F3 B0 B3 B2", "F1 F0 B1 F2 B0 F3 B3 B2"),
+)
+
+
+def two_halves(seed: int) -> dict[str, np.ndarray]:
+    """q5's model, float64: kernels (n, h) and (h, k), x (4r, n), y (4r, k); the loss is the mean of squares."""
+    rng = np.random.default_rng(seed)
+    rows, n, h, k = (int(size) for size in rng.integers(2, 6, size=4))
+    shapes = {"first": (n, h), "second": (h, k), "x": (4 * rows, n), "y": (4 * rows, k)}
+    return {name: rng.normal(size=shape) for name, shape in shapes.items()}
+
+
+def messages(seed: int) -> list[dict[str, list[np.ndarray]]]:
+    """For each stage of q5's model what arrives and what leaves, of each of 4 micro-batches.
+
+    "F" and "B" arrive, "F out" and "B out" leave; gradients are those of the micro-batch's mean loss.
+    """
+    one, stages = two_halves(seed), []
+    for _ in range(2):
+        stages.append({name: [] for name in ("F", "B", "F out", "B out")})
+    first, second = TanhStage(one["first"]), TanhStage(one["second"])
+    for x, y in zip(np.split(one["x"], 4), np.split(one["y"], 4)):
+        hidden, kept_first = first.forward(x)
+        output, kept_second = second.forward(hidden)
+        by_output = 2 * (output - y) / y.size
+        _, by_hidden = second.backward(kept_second, by_output)
+        _, by_input = first.backward(kept_first, by_hidden)
+        for stage, values in zip(stages, ((x, by_hidden, hidden, by_input), (hidden, by_output, output, by_hidden))):
+            for name, value in zip(stage, values):
+                stage[name].append(value)
+    return stages
+
+
+def probe_stage(names, seed):
+    """Of each run of a stage: the calls in order, what was sent, the gradients, the most held after use."""
+    kernels = [two_halves(seed)[name] for name in ("first", "second")]
+    runs = []
+    for orders in ORDERS:
+        for kernel, order, arriving in zip(kernels, orders, messages(seed)):
+            runs.append(_run(names["run_stage"], TanhStage(kernel.copy()), order.split(), arriving))
+    return {"runs": runs}
+
+
+def _run(run_stage, stage, order, arriving):
+    calls, sent, held = [], {}, []
+
+    def receive(work):
+        calls.append(f"receive {work}")
+        return arriving[work[0]][int(work[1:])].copy()
+
+    def send(work, array):
+        calls.append(f"send {work}")
+        sent[work] = np.array(array)
+        held.append(stage.held_after_use())
+
+    gradients = run_stage(stage, list(order), receive, send)
+    return {
+        "calls": calls,
+        "sent": sent,
+        "gradients": [np.asarray(one) for one in gradients],
+        "held": max(held, default=0),
+    }

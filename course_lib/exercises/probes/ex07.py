@@ -1,0 +1,314 @@
+"""Probes of exercise 07: an attention block cut by heads, a row-parallel layer, layouts, bytes, a mesh.
+
+Needs NumPy; JAX for q2, and Keras on JAX for q4 in a process of its own. The inputs are functions of the seed.
+"""
+
+import re
+
+import numpy as np
+
+from course_lib import cluster
+from course_lib.exercises.ask import Stopped
+from course_lib.exercises.probes import workers
+
+MESH = (2, 4)  # of q2 and q4: data, model
+SHARE = 7  # q4: a device may hold one part in this many; its eight devices cannot hold less than one in eight
+NO_MESH = "ValueError"  # q6's answer where no mesh fits
+
+
+# q1: attention, cut by heads
+
+
+def blocks(seed: int) -> list[dict[str, object]]:
+    """q1's blocks: x (tokens, h), fused (h, 3h), out (h, h), float64; heads, and devices that divide them."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for heads, devices in ((4, 2), (6, 3), (8, 4)):
+        width = heads * int(rng.integers(2, 5))
+        made.append(
+            {
+                "x": rng.normal(size=(int(rng.integers(4, 8)), width)),
+                "fused": rng.normal(size=(width, 3 * width)) / 2,
+                "out": rng.normal(size=(width, width)) / 2,
+                "heads": heads,
+                "devices": devices,
+            }
+        )
+    return made
+
+
+def attend(x: np.ndarray, fused: np.ndarray, out: np.ndarray, heads: int) -> np.ndarray:
+    """Causal attention: x (t, n) by fused (n, 3c), its columns query, key and value, to (t, m) by out (c, m)."""
+    tokens = len(x)
+    query, key, value = (part.reshape(tokens, heads, -1) for part in np.split(x @ fused, 3, axis=1))  # (t, heads, d)
+    scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(query.shape[-1])
+    scores = np.where(np.tri(tokens, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return np.einsum("hqk,khd->qhd", weights, value).reshape(tokens, -1) @ out
+
+
+def probe_heads(names, seed):
+    """Of each block the shards' shapes, the sum of what the devices compute, and the merged kernels.
+
+    Nothing is computed with shards of other shapes than a device's part of the heads has.
+    """
+    return {"blocks": [_cut_and_merged(names, block) for block in blocks(seed)]}
+
+
+def _cut_and_merged(names, block):
+    width, devices = len(block["fused"]), block["devices"]
+    cut = names["cut_attention"](block["fused"].copy(), block["out"].copy(), devices)
+    shards = [tuple(np.asarray(part) for part in pair) for pair in cut]
+    shapes = [[list(part.shape) for part in pair] for pair in shards]
+    answers = {"shapes": shapes, "total": None, "merged": None}
+    if shapes == [[[width, 3 * width // devices], [width // devices, width]]] * devices:
+        answers["total"] = sum(attend(block["x"], *pair, block["heads"] // devices) for pair in shards)
+        answers["merged"] = [np.asarray(part) for part in names["merge_attention"](shards)]
+    return answers
+
+
+# q2: a row-parallel layer on a mesh
+
+
+def layer_inputs(seed: int) -> dict[str, np.ndarray]:
+    """One device's x (b, n), kernel (n, m), bias (m,) and upstream gradient (b, m), float32; the mesh divides b and n."""
+    rng = np.random.default_rng(seed)
+    data, model = MESH
+    rows, inputs, outputs = data * int(rng.integers(3, 6)), model * int(rng.integers(2, 5)), int(rng.integers(3, 7))
+    shapes = {"x": (rows, inputs), "kernel": (inputs, outputs), "bias": (outputs,), "y_gradient": (rows, outputs)}
+    return {name: rng.normal(size=shape).astype("float32") for name, shape in shapes.items()}
+
+
+def probe_row_parallel(names, seed):
+    """What each device has of y and the gradients, (data, model, ...); what was summed over which axis, in which pass.
+
+    `vmap` with a name for each axis runs one program for all devices of a mesh, on however many there are.
+    """
+    import jax
+
+    whole, (data, model) = layer_inputs(seed), MESH
+    per_data = {name: np.split(whole[name], data) for name in ("x", "y_gradient")}
+    x = np.stack([np.split(part, model, axis=1) for part in per_data["x"]])
+    kernel = np.stack([np.split(whole["kernel"], model)] * data)
+    bias = np.broadcast_to(whole["bias"], (data, model, *whole["bias"].shape))
+    y_gradient = np.stack([[part] * model for part in per_data["y_gradient"]])
+    sums = {"forward": [], "backward": []}
+
+    def counted(kind):
+        def all_reduce(array, axis):
+            sums[kind].append([axis, list(array.shape)])
+            return jax.lax.psum(array, axis)
+
+        return all_reduce
+
+    def on_one(x, kernel, bias, y_gradient):
+        y = names["forward"](x, kernel, bias, counted("forward"))
+        return y, *names["backward"](x, kernel, y_gradient, counted("backward"))
+
+    on_all = jax.vmap(jax.vmap(on_one, axis_name="model"), axis_name="data")
+    y, *gradients = map(np.asarray, on_all(x, kernel, bias, y_gradient))
+    return {"y": y, **dict(zip(("x", "kernel", "bias"), gradients, strict=True)), "sums": sums}
+
+
+# q3: what a layout cuts
+
+
+def layouts(seed: int) -> list[dict[str, object]]:
+    """q3's cases: variables' shapes by path, a layout with good and idle keys, and a mesh."""
+    rng = np.random.default_rng(seed)
+    return [_layout(rng, {"data": 2, "model": model, "expert": 1}) for model in (4, 2)]
+
+
+def _layout(rng: np.random.Generator, mesh: dict[str, int]) -> dict[str, object]:
+    width, vocabulary = 8 * int(rng.integers(2, 6)), 8 * int(rng.integers(6, 20))
+    shapes = {"token_embedding/embeddings": (vocabulary, width), "final_norm/gamma": (width,)}
+    for block in ("block1", "block2"):
+        for part in ("query", "value", "attention_out"):
+            shapes |= {f"{block}_{part}/kernel": (width, width), f"{block}_{part}/bias": (width,)}
+        shapes |= {f"{block}_mlp_in/kernel": (width, 4 * width), f"{block}_mlp_out/kernel": (4 * width, width)}
+    keys = [
+        (".*_(query|value)/kernel", (None, "model")),
+        (".*_mlp_out/kernel", ("model", None)),
+        (".*query/bias", ("model",)),
+        ("mlp_in/kernel", (None, "model")),  # a part of two paths
+        ("block1_value", ("model",)),  # the beginning of two
+        (".*attention/out/kernel", ("model", None)),  # of another model
+        (".*final_norm/gamma", (None,)),
+        (".*embeddings", ("expert", None)),
+        ("block2_attention_out/k.*", ("model", None)),  # the last key is before it for its only variable
+    ]
+    keys = [keys[place] for place in rng.permutation(len(keys))]
+    exact = {"block1_mlp_out/kernel": ("data", "model"), "block2_attention_out/kernel": ("data", "model")}
+    return {"shapes": shapes, "layout": dict(keys) | exact, "mesh": mesh}
+
+
+def probe_coverage(names, seed):
+    """What the learner's function says of each case."""
+    said = [
+        names["covered"](dict(case["layout"]), dict(case["shapes"]), dict(case["mesh"])) for case in layout_map(seed)
+    ]
+    return {
+        "held": [{path: list(shape) for path, shape in held.items()} for held, _ in said],
+        "idle": [list(idle) for _, idle in said],
+    }
+
+
+# q4: a transformer on eight devices
+
+
+def transformer_sizes(seed: int) -> dict[str, int]:
+    """Arguments of models.transformer: eight divides every dimension of its kernels and tables."""
+    rng = np.random.default_rng(seed)
+    return {
+        "vocabulary": 8 * int(rng.integers(8, 25)),
+        "sequence_length": 8 * int(rng.integers(2, 5)),
+        "layers": 2,
+        "width": 64,
+    }
+
+
+def probe_layout(names, seed):
+    """Where a real training step leaves each weight, the bytes on each device, and how far it is from one device's step."""
+    keys = {str(key): list(axes) for key, axes in names["layout_keys"]().items()}
+    arguments = {"keys": keys, "sizes": transformer_sizes(seed), "mesh": list(MESH)}
+    job = cluster.Job(
+        train_on_a_mesh, workers=1, framework="jax", arguments=arguments, environment={"JAX_PLATFORMS": "cpu"}
+    )
+    result = workers.run(job, "layout_keys").result
+    if "refused" in result:
+        raise Stopped("raised", result["refused"], result["refused"])
+    return result
+
+
+def train_on_a_mesh(task, keys, sizes, mesh):
+    """A worker's program: one step of SGD with momentum, alone and under the layout; or why the layout was refused."""
+    from course_lib import devices
+
+    names = devices.simulate(mesh[0] * mesh[1], "jax").names
+
+    import keras
+
+    from course_lib import layout_map, models, sharding
+    from course_lib.errors import CourseError
+
+    alone = models.transformer(**sizes)
+    if refused := _cuts_nothing(keys, [variable.path for variable in alone.weights]):
+        return {"refused": refused}
+    layout_map = keras.distribution.LayoutMap(keras.distribution.DeviceMesh(mesh, ["data", "model"], list(names)))
+    try:
+        for key, axes in keys.items():
+            layout_map[key] = tuple(axes)
+        layout_map.plan_layout(alone, layout_map)
+    except (CourseError, ValueError) as error:
+        return {"refused": str(error)}
+    tokens = np.random.default_rng(0).integers(0, sizes["vocabulary"], (8, sizes["sequence_length"] + 1))
+    wanted = _step(alone, tokens)
+    with keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="data").scope():
+        split = models.transformer(**sizes)
+        change = _step(split, tokens)
+    held = [sharding.device_bytes([*model.weights, *model.optimizer.variables]) for model in (alone, split)]
+    return {
+        "bytes_alone": max(held[0].values()),
+        "bytes_held": list(held[1].values()),
+        "axes": {variable.path: [axis or "" for axis in variable.value.sharding.spec] for variable in split.weights},
+        "off": float(np.linalg.norm(change - wanted) / np.linalg.norm(wanted)),
+    }
+
+
+def _cuts_nothing(keys, paths) -> str:
+    """Which key matches no whole path, so that 3.15 and 3.13 of Keras refuse the same ones; empty when all do."""
+    for key in keys:
+        if not any(re.fullmatch(key, path) for path in paths):
+            part = next((path for path in paths if re.search(key, path)), None)
+            return f"the key {key!r} matches {f'only a part of {part}' if part else 'no variable at all'}, so it cuts nothing"
+    return ""
+
+
+def _step(model, tokens) -> np.ndarray:
+    """By how much one step on one batch changes all weights, as one vector."""
+    import keras
+
+    def weights():
+        return np.concatenate([np.ravel(variable.value) for variable in model.weights])
+
+    before = weights()
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(tokens[:, :-1], tokens[:, 1:], batch_size=len(tokens), verbose=0)
+    return weights() - before
+
+
+# q5: bytes under ZeRO
+
+
+def buffers(seed: int) -> list[dict[str, object]]:
+    """q5's cases: layers as (numbers, trained), devices that divide none of them, and a stage."""
+    rng = np.random.default_rng(seed)
+    cases = []
+    for stage in range(4):
+        devices = int(rng.integers(5, 12))
+        numbers = devices * rng.integers(50, 500, size=6) + rng.integers(1, devices // 2 + 1, size=6)
+        trained = rng.permutation([True] * 4 + [False] * 2)
+        layers = [(int(count), bool(learns)) for count, learns in zip(numbers, trained)]
+        cases.append({"layers": layers, "devices": devices, "stage": stage})
+    return cases
+
+
+def probe_bytes(names, seed):
+    """The learner's bytes for each case."""
+    return {"bytes": [dict(names["device_bytes"](**case)) for case in buffers(seed)]}
+
+
+# q6: a mesh
+
+
+def clusters(seed: int) -> list[dict[str, int]]:
+    """q6's cases, times a scale for bytes and a scale for devices and batch, in no particular order.
+
+    Cases differ in what decides: memory, heads, machine, batch, what stays whole; the last has no mesh.
+    """
+    rng = np.random.default_rng(seed)
+    base = {
+        "devices": 16,
+        "machine_devices": 8,
+        "heads": 8,
+        "global_batch": 32,
+        "whole": 2.0,
+        "cut": 32.0,
+        "example_whole": 0.55,
+        "example_cut": 1.0,
+        "memory": 18.5,
+    }
+    special = [
+        {},
+        {"memory": 40.0},
+        {"devices": 24, "machine_devices": 12, "global_batch": 48},
+        {"devices": 24, "machine_devices": 12, "global_batch": 48, "heads": 12},
+        {"global_batch": 8, "memory": 40.0},
+        {"whole": 8.0, "cut": 16.0, "global_batch": 8, "example_whole": 0.1, "example_cut": 0.1, "memory": 12.7},
+        {"global_batch": 8, "example_whole": 2.0, "example_cut": 0.1, "memory": 19.5},
+        {"machine_devices": 2},
+    ]
+    cases = [_cluster(base | changed, int(rng.integers(1, 10)), rng.uniform(0.5e9, 2e9)) for changed in special]
+    return [cases[place] for place in rng.permutation(len(cases))]
+
+
+def _cluster(case: dict, times: int, gigabyte: float) -> dict[str, int]:
+    sizes = ("whole", "cut", "example_whole", "example_cut", "memory")
+    counts = {
+        name: case[name] * (times if name in ("devices", "global_batch") else 1) for name in case if name not in sizes
+    }
+    return counts | {f"{name}_bytes": int(case[name] * gigabyte) for name in sizes}
+
+
+def probe_mesh(names, seed):
+    """The learner's mesh for each case, or that it raised a ValueError."""
+    return {"meshes": [ask_mesh(names["choose_mesh"], case) for case in clusters(seed)]}
+
+
+def ask_mesh(choose_mesh, case):
+    """[data, model], or NO_MESH."""
+    try:
+        return list(choose_mesh(**case))
+    except ValueError:
+        return NO_MESH

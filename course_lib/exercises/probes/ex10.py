@@ -1,0 +1,201 @@
+"""Probes of exercise 10: states, activations in flight, a choice of layouts, recorded profiles, scaling.
+
+Needs NumPy. The inputs are functions of the seed; the profiles were recorded once, by ex10_record.py.
+"""
+
+import functools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from course_lib.planner import Cluster, Layout, Transformer, find_chip, layout_search
+from course_lib.profiler import Event
+
+RECORDED = Path(__file__).with_name("ex10_recordings.json")
+KINDS = ("input", "compute", "communication")
+NO_LAYOUT = "ValueError"  # q3's answer where nothing is sure to fit
+PRECISIONS = ("float32", "bfloat16_master", "float16_master")
+
+
+# q1: states
+
+
+def state_cases(seed: int) -> list[dict[str, object]]:
+    """q1's arguments: each ZeRO stage alone, each with everything else, in all precisions."""
+    rng = np.random.default_rng(seed)
+
+    def case(zero, precision, data, tensor=1, pipeline=1):
+        width = 128 * int(rng.integers(8, 40))
+        return {
+            "layers": pipeline * int(rng.integers(2, 7)),
+            "layer_parameters": 12 * width**2,
+            "table_parameters": width * 1000 * int(rng.integers(30, 60)),
+            "layout": Layout(data=data, tensor=tensor, pipeline=pipeline, zero=zero, precision=precision),
+        }
+
+    alone = [case(zero, precision, data=8) for zero in (0, 1, 2, 3) for precision in PRECISIONS]
+    stages = int(rng.integers(3, 6))  # over two stages, two tables spread evenly would be one each
+    spread = [case(zero, "bfloat16_master", data=4, tensor=2, pipeline=stages) for zero in (0, 1, 2, 3)]
+    return alone + spread
+
+
+def probe_states(names, seed):
+    """The learner's bytes for each case."""
+    return {"bytes": [float(names["state_bytes"](**case)) for case in state_cases(seed)]}
+
+
+# q2: activations in flight
+
+
+def activation_cases(seed: int) -> list[dict[str, object]]:
+    """q2's arguments: first, middle and last stage; few and many micro-batches; with and without recomputation."""
+    rng = np.random.default_rng(seed)
+    cases = []
+    for recompute in ("none", "full"):
+        for stage, micro_batches in ((0, 32), (0, 3), (2, 32), (5, 32), (3, 2)):
+            block_input = 2**20 * int(rng.integers(5, 60))
+            layout = Layout(pipeline=6, micro_batch=int(rng.integers(2, 5)), recompute=recompute)
+            cases.append(
+                {
+                    "stage": stage,
+                    "layers": 6 * int(rng.integers(2, 9)),
+                    "block_bytes": block_input * int(rng.integers(15, 40)),
+                    "input_bytes": block_input,
+                    "layout": layout,
+                    "global_batch": layout.micro_batch * micro_batches,
+                }
+            )
+    return cases
+
+
+def probe_activations(names, seed):
+    """The learner's bytes for each case."""
+    return {"bytes": [float(names["activation_bytes"](**case)) for case in activation_cases(seed)]}
+
+
+# q3: a choice of layouts
+
+
+@functools.lru_cache(maxsize=8)
+def choices(seed: int) -> tuple[tuple[Transformer, Cluster, int], ...]:
+    """q3's model, cluster and global batch: three that have an answer, and one where nothing is sure to fit.
+
+    A chip's memory is set between what the fastest layout takes by the planner's middle figure and
+    by its interval's end, as it happens to somebody sooner or later.
+    """
+    rng = np.random.default_rng(seed)
+    made = []
+    for chip, chips, layers in (("h100-80gb", 8, 24), ("a100-80gb", 8, 16), ("tpu-v5p", 8, 20)):
+        width = 128 * int(rng.integers(24, 40))
+        model = Transformer(layers, width, width // 128, 32_000, 2048)
+        batch = 2 * chips * int(rng.integers(1, 4))
+        roomy = Cluster(replace(find_chip(chip), memory_bytes=1e15), chips)
+        fastest = layout_search(model, roomy, batch, precision="bfloat16_master").best
+        middle = (fastest.memory.total + fastest.memory_interval[1]) / 2
+        made.append((model, Cluster(replace(roomy.chip, memory_bytes=middle), chips), batch))
+    model, cluster, batch = made[1]
+    ranked = layout_search(model, cluster, batch, precision="bfloat16_master").ranked
+    smallest = min(ranked, key=lambda found: found.memory.total)
+    tight = replace(cluster.chip, memory_bytes=(smallest.memory.total + smallest.memory_interval[1]) / 2)
+    return (*made, (model, Cluster(tight, cluster.chips), batch))
+
+
+def probe_choice(names, seed):
+    """The learner's layout for each pair, as its sizes, or that it raised a ValueError."""
+    return {"layouts": [sizes(names["choose_layout"], given) for given in choices(seed)]}
+
+
+def sizes(choose_layout, given) -> dict[str, object] | str:
+    """The layout that a function chooses, as a dict, or NO_LAYOUT."""
+    try:
+        layout = choose_layout(*given)
+    except ValueError:
+        return NO_LAYOUT
+    if not isinstance(layout, Layout):
+        raise TypeError(f"choose_layout() returns a Layout, not {type(layout).__name__}")
+    return dict(vars(layout))
+
+
+# q4: recorded profiles
+
+
+@functools.lru_cache(maxsize=1)
+def recordings() -> dict[str, tuple[Event, ...]]:
+    """The three recorded profiles by their bottleneck."""
+    stored = json.loads(RECORDED.read_text())
+    return {
+        kind: tuple(
+            Event(found["names"][name], "/host:CPU", found["threads"][thread], start, duration)
+            for name, thread, start, duration in found["events"]
+        )
+        for kind, found in stored.items()
+    }
+
+
+def profiles(seed: int) -> list[tuple[str, list[Event]]]:
+    """(bottleneck, events): some steps of each recording, faster or slower, with pauses between the steps."""
+    rng = np.random.default_rng(seed)
+    made = [(kind, _cut(rng, events)) for kind, events in recordings().items()]
+    return [made[place] for place in rng.permutation(len(made))]
+
+
+def _cut(rng, events) -> list[Event]:
+    trains = sorted((event for event in events if event.name == "train"), key=lambda event: event.start_seconds)
+    count, speed = int(rng.integers(6, 11)), rng.uniform(0.4, 3)
+    first = int(rng.integers(0, len(trains) - count + 1))
+    moved, pause = [], 0.0
+    for train in trains[first : first + count]:
+        for event in events:
+            if train.start_seconds <= event.start_seconds < train.end_seconds:
+                # What runs on into the pause, such as an input that works ahead, is cut off at the step's end.
+                end = min(event.end_seconds, train.end_seconds)
+                start, duration = event.start_seconds, end - event.start_seconds
+                moved.append(replace(event, start_seconds=speed * (start + pause), duration_seconds=speed * duration))
+        pause += rng.uniform(0.2, 1.0) * train.duration_seconds
+    return [moved[place] for place in rng.permutation(len(moved))]
+
+
+def probe_bottleneck(names, seed):
+    """The learner's verdict and shares for every profile."""
+    found = [names["bottleneck"](list(events)) for _, events in profiles(seed)]
+    return {
+        "kinds": [str(kind) for kind, _ in found],
+        "shares": [[float(shares[kind]) for kind in KINDS] for _, shares in found],
+    }
+
+
+# q5: scaling
+
+
+def timings(seed: int) -> list[dict[str, object]]:
+    """q5's measurements: seconds of a step by number of devices, strong and weak, from one device or from more on."""
+    rng = np.random.default_rng(seed)
+    cases = []
+    for start, divided, least in ((1, 0.98, 0.8), (4, 0.85, 0.15), (8, 0.995, 0.2), (2, 0.999, 0.7)):
+        devices = [start * 2**n for n in range(4)]
+        whole = rng.uniform(1, 20) * start
+        noise = lambda: rng.uniform(0.995, 1.005)  # noqa: E731
+        cases.append(
+            {
+                "strong": {n: whole * (1 - divided + divided / n) * noise() for n in devices},
+                "weak": {n: whole / start * (1 + 0.03 * np.log2(n / start) + 0.02) * noise() for n in devices},
+                "more": 4 * devices[-1],
+                "least_efficiency": least,
+            }
+        )
+    return cases
+
+
+def probe_scaling(names, seed):
+    """The learner's efficiencies, and the forecast for more devices."""
+    answers = {"strong": [], "weak": [], "seconds": [], "buys": []}
+    for case in timings(seed):
+        for kind in ("strong", "weak"):
+            found = names["efficiency"](dict(case[kind]), kind)
+            answers[kind].append([float(found[n]) for n in case[kind]])
+        seconds, buy = names["buy_more"](dict(case["strong"]), case["more"], case["least_efficiency"])
+        answers["seconds"].append(float(seconds))
+        answers["buys"].append(bool(buy))
+    return answers

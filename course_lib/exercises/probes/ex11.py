@@ -1,0 +1,269 @@
+"""Probes of exercise 11: a replica's input, a rate in updates, a resume, a whole run, efficiencies.
+
+Needs NumPy; TensorFlow for q4. The inputs are functions of the seed.
+"""
+
+import functools
+import json
+
+import numpy as np
+
+from course_lib import data
+from course_lib.exercises.ask import Stopped
+from course_lib.exercises.probes.state import copies_of, device_names
+
+EPOCHS = ((0, True), (1, True), (0, True), (0, False))  # of q1: (epoch, training), one of them asked for again
+MARK = 0.5  # what q1's augmentation adds to every pixel
+AFTER = 40  # micro-batches that q3's run goes on for
+REPEATS, WARMUP = 12, 3  # of q5's times
+
+
+# q1: a replica's input
+
+
+def input_case(seed: int) -> dict[str, int]:
+    """q1's sizes: replicas, a global batch that they divide, and rows whose last batch they do not."""
+    rng = np.random.default_rng(seed)
+    replicas = int(rng.integers(3, 5))
+    global_batch = replicas * int(rng.integers(3, 5))
+    last = replicas + int(rng.integers(1, replicas))
+    return {"replicas": replicas, "global_batch": global_batch, "rows": 3 * global_batch + last}
+
+
+def probe_batches(names, seed):
+    """Who saw which rows in q1's epochs, with which keys they were augmented, and whether labels fit."""
+    case = input_case(seed)
+    return {"epochs": [_one_epoch(names["replica_batches"], case, *epoch) for epoch in EPOCHS]}
+
+
+def _one_epoch(replica_batches, case, epoch, training):
+    ids, keys = np.arange(case["rows"]), []
+    images = np.ones((case["rows"], 2, 2, 1), "float32") * ids[:, None, None, None]
+
+    def augment(local_images, key):
+        keys.append([int(number) for number in np.ravel(key)])
+        return local_images + np.float32(MARK)
+
+    replicas, fit, marked = [], True, []
+    for replica in range(case["replicas"]):
+        steps = replica_batches(
+            images.copy(), 3 * ids, case["global_batch"], case["replicas"], replica, epoch, training, augment
+        )
+        pairs = [(np.asarray(x), np.asarray(y)) for x, y in steps]
+        replicas.append([np.floor(x[:, 0, 0, 0]).astype(int) for x, _ in pairs])
+        fit = fit and all(np.array_equal(3 * seen, y) for seen, (_, y) in zip(replicas[-1], pairs))
+        marked += [bool(pixel % 1) for x, _ in pairs for pixel in x[:, 0, 0, 0]]
+    return {"replicas": replicas, "labels_fit": fit, "augmented": float(np.mean(marked)), "keys": keys}
+
+
+# q2: a rate in updates
+
+
+def rate_cases(seed: int) -> list[tuple[int, dict]]:
+    """q2's cases: a micro-step and the run that it belongs to; starts, ends and middles of warm-up and decay."""
+    rng = np.random.default_rng(seed)
+    cases = []
+    for _ in range(2):
+        run = {
+            "base_rate": float(rng.uniform(0.01, 0.1)),
+            "base_batch": 32,
+            "local_batch": int(rng.choice([16, 64])),
+            "replicas": int(rng.choice([2, 4, 8])),
+            "micro_batches": int(rng.integers(2, 6)),
+            "epochs": int(rng.integers(8, 20)),
+            "warmup_epochs": int(rng.integers(2, 5)),
+        }
+        global_batch = run["local_batch"] * run["replicas"] * run["micro_batches"]
+        per_epoch = int(rng.integers(7, 30))
+        run["examples"] = per_epoch * global_batch + int(rng.integers(global_batch // 2, global_batch))
+        warmup, total, k = per_epoch * run["warmup_epochs"], per_epoch * run["epochs"], run["micro_batches"]
+        steps = (
+            0,
+            k - 1,
+            k,
+            k * (warmup // 2) + 1,
+            k * warmup - 1,
+            k * warmup,
+            k * (warmup + total) // 2,
+            k * total - 1,
+        )
+        cases += [(int(step), run) for step in steps]
+    return cases
+
+
+def probe_rates(names, seed):
+    """The learner's rate for every case."""
+    return {"rates": [float(names["rate_at"](step, **run)) for step, run in rate_cases(seed)]}
+
+
+# q3: a resume
+
+
+class Trainer:
+    """A training run whose whole state you can see: least squares with noise on its inputs, and accumulation.
+
+    weights, velocity  (4,), of SGD with momentum; changed in place
+    sums, added        (4,), the present group's gradients, and how many were added
+    updates            so far; the learning rate falls with them
+    position           of the next micro-batch, counted over all epochs
+    generator          NumPy's, draws the noise; a new process has a new one
+    """
+
+    MICRO_BATCH, GROUP, ROWS = 4, 3, 48
+
+    def __init__(self, seed: int, process: int = 0):
+        rng = np.random.default_rng(seed)
+        self._x, self._seed = rng.normal(size=(self.ROWS, 4)), seed
+        self._y = self._x @ rng.normal(size=4) + 0.1 * rng.normal(size=self.ROWS)
+        self.weights, self.velocity, self.sums = np.zeros(4), np.zeros(4), np.zeros(4)
+        self.added = self.updates = self.position = 0
+        self.generator = np.random.default_rng([seed, process])
+
+    def step(self) -> float:
+        """Train on the next micro-batch; return its loss before the step."""
+        epoch, place = divmod(self.position, self.ROWS // self.MICRO_BATCH)
+        order = np.random.default_rng([self._seed, epoch]).permutation(self.ROWS)
+        rows = order[place * self.MICRO_BATCH : (place + 1) * self.MICRO_BATCH]
+        x = self._x[rows] + 0.1 * self.generator.normal(size=(self.MICRO_BATCH, 4))
+        error = x @ self.weights - self._y[rows]
+        self.sums += x.T @ error / self.MICRO_BATCH
+        self.added, self.position = self.added + 1, self.position + 1
+        if self.added == self.GROUP:
+            self._update()
+        return float(np.mean(error**2))
+
+    def _update(self) -> None:
+        rate = 0.1 / (1 + 0.2 * self.updates)
+        self.velocity *= 0.8
+        self.velocity -= rate * self.sums / self.GROUP
+        self.weights += self.velocity
+        self.sums[:] = 0
+        self.added, self.updates = 0, self.updates + 1
+
+
+def kills(seed: int) -> list[int]:
+    """Micro-batches after which q3's runs are saved: in the middle of a group, and of the second epoch or the third."""
+    rng = np.random.default_rng(seed)
+    return [Trainer.GROUP * int(group) + 1 + place for place, group in enumerate(rng.integers(5, 11, size=2))]
+
+
+def probe_resume(names, seed):
+    """Losses and state of the run that was saved and of the one that was resumed, after each kill."""
+    answers = []
+    for before in kills(seed):
+        saved_run = Trainer(seed)
+        for _ in range(before):
+            saved_run.step()
+        saved = names["save"](saved_run)
+        _require_plain(saved)
+        continued = [saved_run.step() for _ in range(AFTER)]
+        resumed_run = names["restore"](Trainer(seed, process=1), saved)
+        resumed = [resumed_run.step() for _ in range(AFTER)]
+        weights, updates = np.array(resumed_run.weights), int(resumed_run.updates)
+        answers.append({"continued": continued, "resumed": resumed, "weights": weights, "updates": updates})
+    return {"kills": answers}
+
+
+def _require_plain(saved) -> None:
+    try:
+        json.dumps(saved, default=_numbers)
+    except (TypeError, ValueError):
+        line = "what save returns cannot be written to a file: use numbers, text, lists, dicts and NumPy arrays"
+        raise Stopped("raised", line, line) from None
+
+
+def _numbers(value) -> list | int | float:
+    if not isinstance(value, (np.ndarray, np.generic)) or value.dtype == object:
+        raise TypeError(type(value).__name__)
+    return value.tolist()
+
+
+# q4: a whole run
+
+
+def digits_case(seed: int) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """The digits' training and test splits, with the classes renamed: a fresh permutation of 0 to 9."""
+    names = np.random.default_rng(seed).permutation(10)
+    return tuple(
+        (images, names[labels].astype("int32"))
+        for images, labels in (data.arrays("digits", s) for s in ("train", "test"))
+    )
+
+
+def probe_training(names, seed):
+    """What q4's run leaves on the replicas, how many updates it took, and how many answers are right."""
+    strategy = _strategy()
+    (x, y), (test_x, test_y) = digits_case(seed)
+    model = names["train"](strategy, x.copy(), y.copy())
+    copies = [copies_of(strategy, variable) for variable in model.trainable_variables]
+    logits = {
+        name: np.asarray(model.predict(images, batch_size=120, verbose=0))
+        for name, images in (("train", x), ("test", test_x))
+    }
+    return {
+        "wanted_replicas": strategy.num_replicas_in_sync,
+        "replicas": min(len(values) for values in copies),
+        "identical": all(np.array_equal(values[0], value) for values in copies for value in values),
+        "updates": int(copies_of(strategy, model.optimizer.iterations)[0]),
+        "finite": bool(np.isfinite(logits["test"]).all()),
+        "train_accuracy": _accuracy(logits["train"], y),
+        "test_accuracy": _accuracy(logits["test"], test_y),
+        "first_answers": np.argmax(logits["test"][:20], axis=-1),
+    }
+
+
+def _accuracy(logits, labels) -> float:
+    return float(np.mean(np.argmax(logits, axis=-1) == labels))
+
+
+@functools.cache
+def _strategy():
+    import tensorflow as tf
+
+    # Reducing on one device needs no collectives, which those of the learner's strategy would be confused with.
+    return tf.distribute.MirroredStrategy(device_names(), cross_device_ops=tf.distribute.ReductionToOneDevice())
+
+
+# q5: efficiencies
+
+
+def measured(seed: int) -> dict[tuple[int, int], list[float]]:
+    """q5's times: (replicas, global batch) to the seconds of each step; slow at first, and now and then far too slow."""
+    rng = np.random.default_rng(seed)
+    local, compute, sums = int(rng.choice([32, 64, 128])), rng.uniform(0.8e-3, 2e-3), rng.uniform(0.01, 0.04)
+    times = {}
+    for replicas in (1, 2, 4, 8):
+        for global_batch in (8 * local, replicas * local):
+            seconds = 0.02 + compute * global_batch / replicas + sums * np.log2(replicas)
+            steps = seconds * rng.uniform(0.99, 1.01, REPEATS)
+            steps[:WARMUP] *= rng.uniform(5, 20, WARMUP)
+            steps[rng.choice(np.arange(WARMUP, REPEATS), 2, replace=False)] *= [
+                rng.uniform(3, 6),
+                rng.uniform(0.3, 0.6),
+            ]
+            times[replicas, global_batch] = steps.tolist()
+    return times
+
+
+def loops(seed: int) -> list[dict[str, float]]:
+    """q5's parts, in seconds: each of the three is the answer twice, and in two loops the longest part is hidden."""
+    rng = np.random.default_rng(seed)
+    shapes = [(9, 4, 2), (3, 6, 2), (3, 2, 6), (5, 4, 3), (6, 3, 5), (8, 5, 1)]
+    unit = rng.uniform(0.005, 0.02)
+    return [
+        dict(
+            zip(
+                ("input", "compute", "communication"),
+                (float(unit * part * rng.uniform(0.98, 1.02)) for part in shapes[place]),
+            )
+        )
+        for place in rng.permutation(len(shapes))
+    ]
+
+
+def probe_scaling(names, seed):
+    """The learner's efficiencies, by replicas in order, and the limits of the loops."""
+    found = names["efficiencies"](measured(seed), WARMUP)
+    limits = [names["bottleneck"](dict(parts)) for parts in loops(seed)]
+    by_replicas = {kind: [[int(r), float(found[kind][r])] for r in sorted(found[kind])] for kind in ("strong", "weak")}
+    return {**by_replicas, "parts": [str(part) for part, _ in limits], "gains": [float(gain) for _, gain in limits]}

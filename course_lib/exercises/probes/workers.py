@@ -1,0 +1,67 @@
+"""Run a learner's program on real worker processes for a check. Needs course_lib.cluster; the programs need TensorFlow.
+
+The processes end, and their folder goes, whatever the program does.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+from course_lib import cluster
+from course_lib.cluster.outcome import first_cause
+from course_lib.errors import CourseError
+from course_lib.exercises.ask import WRITE_HERE, Stopped, in_one_line
+
+LIMIT_SECONDS = 200  # some 15 s on two quiet cores, a restart included; the rest is for busy ones
+
+
+def run(job: object, name: str, disturb: Callable[[cluster.Cluster], None] = lambda running: None) -> cluster.Outcome:
+    """The outcome of a learner's job, on CPUs, so that any machine gives the same answer.
+
+    name     what a verdict calls the job's maker, e.g. "make_job"
+    disturb  what happens to the running cluster, such as a kill
+    Raises   Stopped when the job is none, or its program is blank, raises, or runs past the limit
+    """
+    if not isinstance(job, cluster.Job):
+        line = f"{name} returns a {type(job).__name__}, and a cluster.Job is expected"
+        raise Stopped("raised", line, line)
+    if WRITE_HERE in (job.program.text or ""):
+        raise Stopped("blank", f"{job.program.function} is still blank")
+    limits = dataclasses.replace(job.resources, limit_seconds=LIMIT_SECONDS)
+    environment = {**job.environment, "CUDA_VISIBLE_DEVICES": "-1"}  # workers cannot share one GPU in a collective
+    try:
+        with cluster.start(dataclasses.replace(job, resources=limits, environment=environment), show=None) as running:
+            disturb(running)
+            outcome = running.outcome()
+    except cluster.RunFailed as failed:
+        raise _failure(failed.cause, job.program.file, otherwise=str(failed)) from None
+    except CourseError as error:
+        raise Stopped("raised", str(error), str(error)) from None
+    if any(result is None or result is ... for result in outcome.results.values()):
+        raise Stopped("nothing", f"{job.program.function} returned nothing; does it end with a `return`?")
+    return outcome
+
+
+def job(program: object, **description) -> cluster.Job:
+    """The job that runs a learner's function. Raises Stopped when it cannot travel to other processes."""
+    try:
+        return cluster.Job(program, **description)
+    except CourseError as error:
+        raise Stopped("raised", str(error), str(error)) from None
+
+
+def failure_at_first(running: cluster.Cluster) -> Stopped | None:
+    """What ended the first attempt where a task of it failed by itself; None where none did."""
+    cause = first_cause([exit for exit in running.exits if exit.attempt == 0])
+    return cause and _failure(cause, running.job.program.file, otherwise=str(cause))
+
+
+def _failure(cause: cluster.Exit | None, file: str, otherwise: str) -> Stopped:
+    """A task's exception, and the last of the program's own lines that led to it; other words where it left none."""
+    if not cause or not cause.error:
+        return Stopped("raised", otherwise, otherwise)
+    line = f"{cause.task} failed: {in_one_line(cause.error, cause.message)}"
+    if own := re.findall(rf'File "{re.escape(file)}", line (\d+), in (\w+)\n +(.*)', cause.traceback):
+        number, function, source = own[-1]
+        line += f", in {function}, line {number} of the program: {source}"
+    return Stopped("raised", line, f"{cause.error}: {cause.message}")

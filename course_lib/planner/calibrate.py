@@ -1,0 +1,182 @@
+"""Fits the planner's constants on published runs, and leaves each source out in turn. Needs SciPy; taught in notebooks/10.
+
+    python -m course_lib.planner.calibrate            # print the errors on sources that were left out
+    python -m course_lib.planner.calibrate --store    # and write calibration.json
+
+Each source (a team on its cluster, with its software) gets an offset of its own
+beside the shared constants, drawn towards zero. So one team's slow network does
+not become everybody's, and a source that nobody has seen is predicted without any.
+"""
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from course_lib.errors import CourseError
+from course_lib.planner.calibration import FITTED, Calibration
+from course_lib.planner.rented_chips import GIB
+from course_lib.planner.published_runs import PUBLISHED, Run, predict_row, read_run, read_table
+
+FAMILIES = ("volta", "ampere", "hopper", "tpu")
+# Where the search begins, and what stays when no row tells better. The framework's own: 1.6 GB of context (BLOOM's
+# notes), two of DeepSpeed's default buckets of 5e8 numbers, and about 1.5 GiB for its four kinds of communicators.
+START = Calibration(
+    matrix=dict.fromkeys(FAMILIES, 0.7),
+    float8=0.7,
+    attention=0.5,
+    traffic=2.0,
+    traffic_tpu=1.0,
+    link=0.7,
+    data_exposed=0.3,
+    fragmentation=1.1,
+    framework_bytes=5 * GIB,
+)
+MOST = dict.fromkeys(("float8", "attention", "link", "data_exposed", *FAMILIES), 1.0)  # shares
+LEAST = {"fragmentation": 1.0}
+NAMES = {
+    "memory": ("fragmentation", "framework_bytes"),
+    "time": (*FAMILIES, "float8", "attention", "traffic", "traffic_tpu", "link", "data_exposed"),
+}
+# Standard deviations of logarithms: of a constant around its start, of a run around its source, and of a source's
+# offset. Memory is arithmetic, and sources differ little; speed is their network, their kernels and their settings.
+PRIOR, NOISE, OFFSETS = 0.5, 0.05, {"memory": 0.03, "time": 0.15}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measured figure: memory in GiB, or seconds of a step."""
+
+    source: str
+    run: Run
+    measured: float
+
+
+def samples(rows: Sequence[Mapping[str, str]]) -> dict[str, list[Sample]]:
+    """The rows that say all that a prediction needs: "memory" and "time".
+
+    For a step's time the layout must be printed whole, with recomputation and, for replicas, the ZeRO stage.
+    A printed share of the peak is turned into a time.
+    """
+    found = {"memory": [], "time": []}
+    for row in rows:
+        try:
+            run = read_run(row)
+        except CourseError:
+            continue
+        if run is None:
+            continue
+        if row["mem_GiB"] and row["layers"] and "NOT a measurement" not in row["note"]:
+            found["memory"].append(Sample(row["source"], run, float(row["mem_GiB"])))
+        seconds = _seconds(row, run)
+        printed = all(row[name] for name in ("layers", "heads", "recompute", "global_batch"))
+        if seconds and printed and (row["zero_stage/fsdp"] or run.layout.data == 1):
+            found["time"].append(Sample(row["source"], run, seconds))
+    return found
+
+
+def fit(found: Mapping[str, Sequence[Sample]]) -> Calibration:
+    """The constants that explain the samples best."""
+    return _fit(found, "time", _fit(found, "memory", START))
+
+
+def left_out(found: Mapping[str, Sequence[Sample]]) -> dict[str, dict[str, list[float]]]:
+    """Measured over predicted for each source, by constants fitted without it: kind to source to ratios."""
+    ratios = {kind: {} for kind in found}
+    for source in dict.fromkeys(sample.source for kind in found.values() for sample in kind):
+        others = {kind: [sample for sample in found[kind] if sample.source != source] for kind in found}
+        constants = fit(others)
+        for place, kind in enumerate(("memory", "time")):
+            own = [sample for sample in found[kind] if sample.source == source]
+            if own:
+                ratios[kind][source] = [sample.measured / predict_row(sample.run, constants)[place] for sample in own]
+    return ratios
+
+
+def errors(ratios: Sequence[float]) -> tuple[float, float]:
+    """Median and 90th percentile of |predicted / measured - 1|, from measured over predicted."""
+    missed = [abs(1 / ratio - 1) for ratio in ratios]
+    return statistics.median(missed), float(np.quantile(missed, 0.9))
+
+
+def report(found: Mapping[str, Sequence[Sample]]) -> dict:
+    """What calibration.json holds: "constants" fitted on all, and per kind and source [runs, median, 90th percentile] when left out."""
+    constants, shown = _rounded(asdict(fit(found))), {}
+    for kind, of_kind in left_out(found).items():
+        every = {**of_kind, "all": [ratio for own in of_kind.values() for ratio in own]}
+        shown[kind] = {source: [len(own), *(round(error, 4) for error in errors(own))] for source, own in every.items()}
+        low, high = np.quantile(every["all"], [0.1, 0.9])
+        constants |= {f"{kind}_low": round(float(low), 3), f"{kind}_high": round(float(high), 3)}
+    return {"constants": constants, "left_out": shown}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Fit the planner's constants on published runs.")
+    parser.add_argument("--store", action="store_true", help="write calibration.json")
+    arguments = parser.parse_args()
+    fresh = report(samples(read_table(PUBLISHED)))
+    for kind, of_kind in fresh["left_out"].items():
+        print(f"{kind}: errors on sources left out of the fit")
+        for source, (runs, median, most) in of_kind.items():
+            print(f"  {source[:48]:48} {runs:4} runs  median {median:5.1%}  90th percentile {most:5.1%}")
+    print(json.dumps(fresh["constants"], indent=1))
+    if arguments.store:
+        FITTED.write_text(json.dumps(fresh, indent=1) + "\n")
+
+
+def _fit(found: Mapping[str, Sequence[Sample]], kind: str, start: Calibration) -> Calibration:
+    known, names, place = found[kind], NAMES[kind], list(NAMES).index(kind)
+    sources = sorted({sample.source for sample in known})
+    begin = np.array([_value(start, name) for name in names])
+
+    def residuals(unknown: np.ndarray) -> np.ndarray:
+        constants = _with(start, names, begin * np.exp(unknown[: len(names)]))
+        offsets = dict(zip(sources, unknown[len(names) :]))
+        misses = [math.log(s.measured / predict_row(s.run, constants)[place]) - offsets[s.source] for s in known]
+        return np.concatenate(
+            [np.array(misses) / NOISE, unknown[: len(names)] / PRIOR, unknown[len(names) :] / OFFSETS[kind]]
+        )
+
+    free = [math.inf] * len(sources)
+    least = [math.log(LEAST[name] / value) if name in LEAST else -math.inf for name, value in zip(names, begin)]
+    most = [math.log(MOST[name] / value) if name in MOST else math.inf for name, value in zip(names, begin)]
+    bounds = ([*least, *np.negative(free)], [*most, *free])
+    solved = least_squares(residuals, np.zeros(len(names) + len(sources)), bounds=bounds, loss="soft_l1")
+    return _with(start, names, begin * np.exp(solved.x[: len(names)]))
+
+
+def _value(constants: Calibration, name: str) -> float:
+    return constants.matrix[name] if name in FAMILIES else getattr(constants, name)
+
+
+def _with(constants: Calibration, names: Sequence[str], values: Sequence[float]) -> Calibration:
+    changed = asdict(constants)
+    for name, value in zip(names, values):
+        (changed["matrix"] if name in FAMILIES else changed)[name] = float(value)
+    return Calibration(**changed)
+
+
+def _rounded(constants: dict) -> dict:
+    """Three digits: the fit knows no more."""
+    return {
+        name: _rounded(value) if isinstance(value, dict) else float(f"{value:.3g}") for name, value in constants.items()
+    }
+
+
+def _seconds(row: Mapping[str, str], run: Run) -> float | None:
+    """As printed, or from the printed share of the peak in model FLOPs (three forward passes)."""
+    if row["step_time_s"]:
+        return float(row["step_time_s"])
+    peak = run.cluster.chip.flops_per_second.get("bfloat16")
+    if not row["mfu"] or not peak:
+        return None
+    return 3 * run.model.chain().flops * run.global_batch / (run.layout.chips * peak * float(row["mfu"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""How a training step lies on its chips, as data. Standard library only; taught in notebooks/10."""
+
+from dataclasses import dataclass
+
+from course_lib.errors import CourseError
+
+RECOMPUTE = ("none", "selective", "full")
+ZERO = (0, 1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Formats of a training step, and what a parameter costs in them.
+
+    format     of the factors of matrix products
+    compute    bytes of a number in the forward pass
+    weights    bytes per parameter, of the copy that the forward pass reads
+    gradients  bytes per parameter, until the update
+    master     bytes per parameter beside the optimizer's slots, divided with them by ZeRO:
+               a float32 master copy, and in float16 the gradients' float32 copy
+    """
+
+    format: str
+    compute: int
+    weights: int
+    gradients: int
+    master: int
+
+
+# Keras keeps float32 variables and casts them where they are used. Megatron, DeepSpeed and nanotron keep half
+# precision for the forward pass and a float32 master copy beside the optimizer; with bfloat16 they sum the
+# micro-batches' gradients in float32 (Rajbhandari and others 2020, section 3.1; BLOOM's and nanotron's logs).
+PRECISIONS = {
+    "float32": Precision("float32", 4, 4, 4, 0),
+    "mixed_bfloat16": Precision("bfloat16", 2, 4, 4, 0),
+    "mixed_float16": Precision("float16", 2, 4, 4, 0),
+    "bfloat16_master": Precision("bfloat16", 2, 2, 2 + 4, 4),
+    "float16_master": Precision("float16", 2, 2, 2, 4 + 4),
+    "float8_master": Precision("float8", 2, 2, 2 + 4, 4),
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to spread a training step over chips.
+
+    data         replicas, each with its share of the global batch
+    tensor       devices that share each matrix product
+    pipeline     stages, as one forward, one backward runs them
+    sequence     devices that share the tokens of one example (context parallelism)
+    micro_batch  examples of one replica that go through the model together
+    recompute    "none"; "selective": the attention's scores anew in the backward pass;
+                 "full": keep each block's input alone
+    zero         ZeRO stage: 1 divides the optimizer's state over the replicas, 2 the
+                 gradients too, 3 the parameters too (FSDP)
+    precision    one of PRECISIONS
+    interleave   chunks of the model per stage
+    split_norms  tensor parallelism also divides what lies between its matrix products
+                 (Megatron's sequence parallelism)
+    keep_gathered  with split_norms: keep what was gathered for a matrix product, as nanotron does,
+                 instead of gathering it again in the backward pass, as Megatron does
+    Raises       CourseError for a size below 1, or a word that is not listed
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    sequence: int = 1
+    micro_batch: int = 1
+    recompute: str = "none"
+    zero: int = 0
+    precision: str = "mixed_bfloat16"
+    interleave: int = 1
+    split_norms: bool = False
+    keep_gathered: bool = False
+
+    def __post_init__(self):
+        for name in ("data", "tensor", "pipeline", "sequence", "micro_batch", "interleave"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise CourseError(f"a layout's {name} is a whole number from 1, not {getattr(self, name)!r}.")
+        for name, known in {"recompute": RECOMPUTE, "zero": ZERO, "precision": tuple(PRECISIONS)}.items():
+            if getattr(self, name) not in known:
+                raise CourseError(
+                    f"a layout's {name} is one of {', '.join(map(str, known))}, not {getattr(self, name)!r}."
+                )
+
+    @property
+    def chips(self) -> int:
+        return self.data * self.tensor * self.pipeline * self.sequence
+
+    @property
+    def replicas(self) -> int:
+        """Devices that hold the same part of the model, and so share ZeRO's state and sum their gradients."""
+        return self.data * self.sequence
+
+    @property
+    def numbers(self) -> Precision:
+        return PRECISIONS[self.precision]
+
+    def micro_batches(self, global_batch: int) -> int:
+        """m: micro-batches that each replica takes one after another in a step.
+
+        Raises  CourseError when the global batch does not divide
+        """
+        together = self.data * self.micro_batch
+        if global_batch < 1 or global_batch % together:
+            raise CourseError(
+                f"a global batch of {global_batch:,} does not divide into {self.data} replicas x micro-batches of "
+                f"{self.micro_batch}: take a multiple of {together}."
+            )
+        return global_batch // together
+
+    def __str__(self) -> str:
+        sizes = {name: getattr(self, name) for name in ("data", "tensor", "pipeline", "sequence")}
+        parts = [f"{name} {size}" for name, size in sizes.items() if size > 1] + [f"micro-batch {self.micro_batch}"]
+        parts += [f"recompute {self.recompute}"] * (self.recompute != "none") + [f"ZeRO-{self.zero}"] * (self.zero > 0)
+        return ", ".join([*parts, self.precision])

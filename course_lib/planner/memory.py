@@ -1,0 +1,116 @@
+"""Memory of one device by kind, from a few formulas. Standard library only; taught in notebooks/10.
+
+Sources: Rajbhandari and others (2020), "ZeRO", arXiv 1910.02054, for what the
+stages divide; Korthikanti and others (2022), arXiv 2205.05198, for what is kept
+under tensor and pipeline parallelism; Narayanan and others (2021), arXiv
+2104.04473, for the micro-batches in flight.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from course_lib.planner.blocks import Block, Chain, Stage
+from course_lib.planner.calibration import Calibration
+from course_lib.planner.by_kind import ByKind
+from course_lib.planner.layout import Layout
+
+CONTEXT_BYTES = 1.6e9  # what a process takes on a GPU before its first tensor, in BLOOM's notes
+FLOAT32_LOGITS = 4 + 4  # bytes per number: the loss's float32 copy, and its gradient's
+
+
+@dataclass(frozen=True)
+class Memory(ByKind):
+    """Bytes of the fullest device at a step's peak.
+
+    weights      the copy of the parameters that the forward pass reads
+    gradients    until the update
+    optimizer    its slots, with the float32 master copy where there is one
+    activations  what the forward pass keeps for the backward
+    temporaries  what lives only while a block, the loss or a gathered shard is worked on
+    framework    the runtime's own: its context, its libraries' buffers
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    temporaries: float
+    framework: float = 0
+
+
+def memory(chain: Chain, layout: Layout, global_batch: int, constants: Calibration) -> Memory:
+    """Memory of the device that needs the most.
+
+    Raises  CourseError for a batch that does not divide, or more stages than layers
+    """
+    stages, in_all = chain.stages(layout.pipeline), layout.micro_batches(global_batch)
+    needs = [_stage(chain, stage, stages, layout, in_all, constants) for stage in range(len(stages))]
+    return max(needs, key=lambda need: need.total)
+
+
+def in_flight(stage: int, layout: Layout, micro_batches: int) -> float:
+    """Micro-batches whose activations a stage holds at most, under one forward, one backward.
+
+    Interleaved stages start more chunks before the first backward: arXiv 2205.05198, section 4.2.3, for
+    the first stage; each later one starts two chunks fewer.
+    """
+    p, v = layout.pipeline, layout.interleave
+    started = p - stage if v == 1 else p + (p - 1 - 2 * stage) / v
+    return min(micro_batches, started)
+
+
+def stage_parameters(chain: Chain, stage: int, stages: Sequence[Stage], layout: Layout) -> float:
+    """Parameters of one device of a stage, before ZeRO divides anything."""
+    whole = stages[stage].total(lambda block: block.parameters - block.split_parameters)
+    split = stages[stage].total(lambda block: block.split_parameters)
+    split += chain.tied if stage == len(stages) - 1 > 0 else 0
+    return whole + split / layout.tensor
+
+
+def kept_bytes(block: Block, layout: Layout) -> float:
+    """Bytes that one micro-batch's forward pass through a block leaves on a device for the backward."""
+    size, share = layout.numbers.compute, layout.micro_batch / layout.sequence
+    norms = layout.tensor if layout.split_norms else 1
+    if layout.recompute == "full" and not block.logits:
+        return share * block.inputs * size / norms
+    scores = block.kept_scores if layout.recompute == "none" else 0
+    split = (block.kept_split + scores) / layout.tensor
+    gathered = block.kept / 2 if layout.split_norms and layout.keep_gathered else 0
+    return share * ((block.kept * size + block.masks) / norms + (split + gathered) * size)
+
+
+def boundary_bytes(stage: Stage, layout: Layout) -> float:
+    """Bytes of one micro-batch that enter a pipeline stage on each of its devices."""
+    divided = layout.sequence * (layout.tensor if layout.split_norms else 1)
+    return stage.first.inputs * layout.micro_batch * layout.numbers.compute / divided
+
+
+def _stage(
+    chain: Chain, stage: int, stages: Sequence[Stage], layout: Layout, in_all: int, constants: Calibration
+) -> Memory:
+    parameters, numbers = stage_parameters(chain, stage, stages, layout), layout.numbers
+    shards = {part: layout.replicas if layout.zero >= part else 1 for part in (1, 2, 3)}
+    kept = stages[stage].total(lambda block: kept_bytes(block, layout))
+    if stage + 1 < len(stages):  # what was sent to the next stage is held until its gradient comes back
+        kept += boundary_bytes(stages[stage + 1], layout)
+    return Memory(
+        weights=parameters * numbers.weights / shards[3],
+        gradients=parameters * numbers.gradients / shards[2],
+        optimizer=parameters * (numbers.master + 4 * chain.slots) / shards[1],
+        activations=kept * in_flight(stage, layout, in_all) * constants.fragmentation,
+        temporaries=_temporaries(stages[stage], layout) * constants.fragmentation,
+        framework=constants.framework_bytes if layout.chips > 1 else min(CONTEXT_BYTES, constants.framework_bytes),
+    )
+
+
+def _temporaries(stage: Stage, layout: Layout) -> float:
+    """The most that one block, the loss or a gathered shard needs for a moment."""
+    size, share = layout.numbers.compute, layout.micro_batch / layout.sequence
+    logits = share * stage.total(lambda block: block.logits) * (size + FLOAT32_LOGITS) / layout.tensor
+    # A block's backward pass holds gradients beside what it keeps, of about half as many numbers at once;
+    # when the block is recomputed, what it keeps is there again too.
+    inner = stage.largest(lambda block: kept_bytes(block, replace(layout, recompute="none")))
+    inner *= 1.5 if layout.recompute == "full" else 0.5
+    # Under ZeRO-3 the next block's parameters are gathered while this one's are in use.
+    gathered = 2 * stage.largest(lambda block: block.parameters) * size / layout.tensor if layout.zero == 3 else 0
+    return max(logits, inner) + gathered

@@ -1,0 +1,151 @@
+"""Seconds of one training step by kind, from a few formulas. Standard library only; taught in notebooks/10.
+
+Sources: Narayanan and others (2021), arXiv 2104.04473, for arithmetic, bubble and
+tensor-parallel traffic; Williams and others (2009), "Roofline", for arithmetic
+beside memory; Rajbhandari and others (2020), arXiv 1910.02054, for ZeRO's traffic;
+Patarasuk & Yuan (2009) for the ring's 2 (n - 1) / n.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+from course_lib.errors import CourseError
+from course_lib.planner.blocks import Block, Chain, Stage
+from course_lib.planner.calibration import Calibration
+from course_lib.planner.rented_chips import TPU, Cluster
+from course_lib.planner.by_kind import ByKind
+from course_lib.planner.layout import Layout
+from course_lib.planner.memory import FLOAT32_LOGITS, boundary_bytes, kept_bytes, stage_parameters
+
+
+@dataclass(frozen=True)
+class StepTime(ByKind):
+    """Seconds of one step, of the device that takes longest.
+
+    compute   matrix products
+    memory    what lies between them, at the speed of the chip's memory; the optimizer's update
+    tensor    sums over a tensor-parallel or a sequence-parallel group
+    data      gradients, and parameters under ZeRO-3, that the backward pass does not hide
+    bubble    waiting for the pipeline to fill and to drain, sending between its stages, and for its slowest stage
+    overhead  starting the step, on a machine where that was measured
+    input     waiting for data
+    """
+
+    compute: float
+    memory: float
+    tensor: float
+    data: float
+    bubble: float
+    overhead: float = 0.0
+    input: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Pass(ByKind):
+    """Seconds of one micro-batch, forward and backward."""
+
+    compute: float = 0.0
+    memory: float = 0.0
+    tensor: float = 0.0
+
+
+def step_time(chain: Chain, cluster: Cluster, layout: Layout, global_batch: int, constants: Calibration) -> StepTime:
+    """Time of one step, with enough data.
+
+    Raises  CourseError for a batch that does not divide, more stages than layers, or a
+            precision that the chip has not
+    """
+    stages, m, p = chain.stages(layout.pipeline), layout.micro_batches(global_batch), layout.pipeline
+    passes = [_stage(stage, cluster, layout, constants) for stage in stages]
+    slowest = max(passes, key=lambda stage: stage.total)
+    mean = sum(stage.total for stage in passes) / p
+    hop = _hop(stages, cluster, layout, constants)
+    parameters = max(stage_parameters(chain, stage, stages, layout) for stage in range(p))
+    update = parameters * 2 * (layout.numbers.master + 4 * chain.slots + 4) / (layout.replicas if layout.zero else 1)
+    return StepTime(
+        compute=m * slowest.compute,
+        memory=m * slowest.memory + update / cluster.chip.read_per_second,
+        tensor=m * slowest.tensor,
+        data=_gradients(parameters, cluster, layout, m) * constants.data_exposed / constants.link,
+        bubble=m * hop + (p - 1) / layout.interleave * (mean + hop),
+    )
+
+
+def with_input(step: StepTime, global_batch: int, examples_per_second: float) -> StepTime:
+    """The step when an input pipeline beside it delivers so many examples; 0 for enough."""
+    fed = global_batch / examples_per_second if examples_per_second else 0
+    return replace(step, input=max(0.0, fed - step.total))
+
+
+def _stage(stage: Stage, cluster: Cluster, layout: Layout, constants: Calibration) -> _Pass:
+    """One micro-batch through one stage."""
+    parts = [(_block(block, cluster, layout, constants), times) for block, times in stage.runs]
+    return _Pass(*(sum(times * getattr(part, kind.name) for part, times in parts) for kind in fields(_Pass)))
+
+
+def _block(block: Block, cluster: Cluster, layout: Layout, constants: Calibration) -> _Pass:
+    """One micro-batch through one block: forward once, backward twice the work, and forward again to recompute."""
+    rate, read = _matrix_rate(cluster, layout.numbers.format, constants), cluster.chip.read_per_second
+    examples = layout.micro_batch / layout.sequence / layout.tensor
+    passes = 4 if layout.recompute == "full" and not block.logits else 3  # the output layer is not recomputed
+    if block.kept_scores:  # plain matrix products
+        score_rate, score_passes = rate, passes + (layout.recompute == "selective")
+    else:
+        score_rate, score_passes = (
+            cluster.chip.flops_per_second[_plain(layout.numbers.format)] * constants.attention,
+            passes,
+        )
+    scores = examples * block.score_flops * score_passes / score_rate
+    kept = kept_bytes(block, replace(layout, recompute="none"))
+    logits = examples * block.logits * (layout.numbers.compute + FLOAT32_LOGITS)
+    traffic = constants.traffic_tpu if cluster.chip.family == TPU else constants.traffic
+    ring = _ring(block, cluster, layout, constants)
+    return _Pass(
+        compute=examples * block.flops * passes / rate + scores,
+        memory=(kept * passes + logits) * traffic / read,
+        # An all-reduce in the forward pass has one in the backward, and is done again when the forward is.
+        tensor=_all_reduce(block.exchanged, cluster, layout, constants) * (passes - 1) + max(0.0, ring - scores),
+    )
+
+
+def _matrix_rate(cluster: Cluster, kind: str, constants: Calibration) -> float:
+    chip = cluster.chip
+    if kind not in chip.flops_per_second:
+        raise CourseError(f"{chip.name} has no matrix products in {kind}; it has {', '.join(chip.flops_per_second)}.")
+    share = constants.matrix[chip.family] * (constants.float8 if kind == "float8" else 1)
+    return chip.flops_per_second[kind] * share
+
+
+def _plain(kind: str) -> str:
+    return "bfloat16" if kind == "float8" else kind  # nobody's attention multiplies in float8 by default
+
+
+def _all_reduce(numbers: float, cluster: Cluster, layout: Layout, constants: Calibration) -> float:
+    """Seconds of summing so many numbers per example over the tensor-parallel group, by a ring."""
+    t, sent = layout.tensor, numbers * layout.micro_batch / layout.sequence * layout.numbers.compute
+    return 2 * (t - 1) / t * sent / (cluster.link(t) * constants.link)
+
+
+def _ring(block: Block, cluster: Cluster, layout: Layout, constants: Calibration) -> float:
+    """Seconds of passing keys and values around a sequence-parallel group, forward, backward, and their gradients."""
+    c, sent = layout.sequence, 3 * block.keys * layout.micro_batch * layout.numbers.compute / layout.tensor
+    return (c - 1) / c * sent / (cluster.link(c, layout.tensor) * constants.link)
+
+
+def _hop(stages: Sequence[Stage], cluster: Cluster, layout: Layout, constants: Calibration) -> float:
+    """Seconds of sending one micro-batch's boundary on, and its gradient back, with nothing beside it."""
+    if len(stages) == 1:
+        return 0.0
+    sent = max(boundary_bytes(stage, layout) for stage in stages[1:])
+    return 2 * layout.interleave * sent / (cluster.hop(layout.chips) * constants.link)
+
+
+def _gradients(parameters: float, cluster: Cluster, layout: Layout, micro_batches: int) -> float:
+    """Seconds of the data-parallel communication if the links reached their peak and nothing hid it."""
+    d = layout.replicas
+    ring = (d - 1) / d * parameters / cluster.link(d, layout.tensor)
+    if layout.zero == 3:  # parameters gathered twice and gradients scattered, for each micro-batch
+        return 3 * ring * layout.numbers.compute * micro_batches
+    if layout.zero == 2:  # nobody holds a whole gradient to add to, so each micro-batch's is scattered
+        return ring * layout.numbers.weights * (micro_batches + 1)
+    return 2 * ring * layout.numbers.weights

@@ -1,0 +1,110 @@
+"""A transformer described by numbers, as a chain of blocks. Standard library only; taught in notebooks/10.
+
+What a block keeps for its backward pass is counted as in Korthikanti and others
+(2022), "Reducing activation recomputation in large transformer models", arXiv
+2205.05198, section 4; their 34 s b h bytes of a GPT block in half precision are
+16 numbers per token and unit of width, and 2 bytes of dropout masks.
+"""
+
+from dataclasses import dataclass
+
+from course_lib.errors import CourseError
+from course_lib.planner.blocks import Block, Chain
+
+MOST_LAYERS, MOST = 10_000, 10**8
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """A decoder-only transformer.
+
+    layers           l
+    hidden           h
+    heads            a
+    vocabulary       V
+    sequence_length  s, tokens of one example
+    ffn              units of the feed-forward layer; 4 h by default
+    kv_heads         heads of keys and values (grouped-query attention); all by default
+    gated            the feed-forward layer has three matrices (SwiGLU), not two
+    tied             the output layer shares the embedding's matrix
+    flash            the attention keeps no scores (Dao and others 2022, arXiv 2205.14135)
+    dropout          its masks are kept, a byte for each number that it covers
+    Raises           CourseError for a number below 1 or out of all measure, or kv_heads that don't divide the heads
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    vocabulary: int
+    sequence_length: int
+    ffn: int | None = None
+    kv_heads: int | None = None
+    gated: bool = False
+    tied: bool = True
+    flash: bool = True
+    dropout: bool = False
+
+    def __post_init__(self):
+        object.__setattr__(self, "ffn", 4 * self.hidden if self.ffn is None else self.ffn)
+        object.__setattr__(self, "kv_heads", self.heads if self.kv_heads is None else self.kv_heads)
+        for name in ("layers", "hidden", "heads", "vocabulary", "sequence_length", "ffn", "kv_heads"):
+            most, given = MOST_LAYERS if name == "layers" else MOST, getattr(self, name)
+            if not isinstance(given, int) or not 1 <= given <= most:
+                raise CourseError(
+                    f"a transformer's {name} is a whole number from 1 to {most:,}, not {str(given)[:20]}."
+                )
+        if self.heads % self.kv_heads:
+            raise CourseError(
+                f"{self.kv_heads} heads of keys and values can't serve {self.heads} heads: they must divide them."
+            )
+
+    @property
+    def parameters(self) -> int:
+        return self.chain().parameters
+
+    def chain(self, slots: int = 2) -> Chain:
+        """The blocks of one example: embedding, l times attention and feed-forward layer, output layer."""
+        s, h, vocabulary = self.sequence_length, self.hidden, self.vocabulary
+        table = vocabulary * h
+        embedding = Block("embedding", parameters=table, split_parameters=table)
+        # The last stage of a pipeline holds the output's matrix even when it is tied to the embedding's.
+        head = Block(
+            "output",
+            0 if self.tied else table,
+            0 if self.tied else table,
+            flops=2 * s * table,
+            inputs=s * h,
+            kept=s * h,
+            logits=s * vocabulary,
+        )
+        return Chain(
+            "transformer",
+            (embedding, *[self._layer()] * self.layers, head),
+            slots,
+            self.layers,
+            table if self.tied else 0,
+            self.heads,
+        )
+
+    def _layer(self) -> Block:
+        s, h, ffn, keys = self.sequence_length, self.hidden, self.ffn, self.kv_heads / self.heads
+        attention, feed_forward = h * h * (2 + 2 * keys), h * ffn * (3 if self.gated else 2)
+        norms_and_biases = 2 * h if self.gated else 13 * h
+        scores = self.heads * s * s
+        return Block(
+            "layer",
+            parameters=int(attention + feed_forward + norms_and_biases),
+            split_parameters=int(attention + feed_forward),
+            flops=2 * s * (attention + feed_forward),
+            score_flops=4 * s * s * h,
+            # Both norms' inputs, and what enters the attention and the feed-forward layer.
+            kept=4 * s * h,
+            # Queries, keys and values, what enters the attention's last product; the feed-forward layer's inner numbers.
+            kept_split=s * h * (2 + 2 * keys) + s * ffn * (4 if self.gated else 2),
+            # The softmax's result, its dropout's mask (a byte, half a number) and the result of that.
+            kept_scores=0 if self.flash else scores * (2.5 if self.dropout else 1),
+            masks=2 * s * h if self.dropout else 0,
+            inputs=s * h,
+            exchanged=2 * s * h,
+            keys=2 * s * h * keys,
+        )

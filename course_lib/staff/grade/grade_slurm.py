@@ -1,0 +1,72 @@
+"""A class graded by a Slurm array: each task takes its share, a last job merges. Needs Slurm to submit.
+
+No task waits for another, and none shares a file with another but the folder of results, where each result is
+written whole. The merge is the ordinary command: it grades what no task has left a result of, and writes the reports.
+"""
+
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from course_lib.cluster.slurm import hand_over
+from course_lib.errors import CourseError
+from course_lib.staff.grade.results import write_whole
+
+ARRAY = """#!/bin/bash
+{directives}
+exec {command} --share "$SLURM_ARRAY_TASK_ID/{tasks}"
+"""
+MERGE = """#!/bin/bash
+{directives}
+exec {command}
+"""
+
+
+def write(
+    folder: Path, call: Sequence[str], tasks: int, desks: int, memory_gib: float, options: Sequence[str] = ()
+) -> tuple[Path, Path]:
+    """Write array.sh and merge.sh, for sbatch.
+
+    folder      of the results, seen by every node; logs come there too
+    call        the arguments of `course grade`, with full paths
+    tasks       of the array; each grades about an equal share
+    desks       submissions that one task grades at a time: cores and memory are asked for accordingly
+    memory_gib  of one submission
+    options     more of sbatch's, such as "--partition=cpu"
+    Returns     both scripts' paths
+    """
+    (folder / "logs").mkdir(parents=True, exist_ok=True)  # Slurm makes no folder for a log
+    command = shlex.join([sys.executable, "-m", "course_lib.cli", "grade", *call])
+    memory = f"--mem={round(desks * memory_gib * 1024)}M"
+    asked = ["--ntasks=1", f"--cpus-per-task={desks}", memory, *options]
+    array = ["--job-name=course-grade", f"--array=0-{tasks - 1}", f"--output={folder}/logs/share-%a.log", *asked]
+    merge = ["--job-name=course-merge", f"--output={folder}/logs/merge.log", *asked]
+    scripts = {"array.sh": ARRAY.format(directives=_directives(array), command=command, tasks=tasks)}
+    scripts["merge.sh"] = MERGE.format(directives=_directives(merge), command=command)
+    for name, text in scripts.items():
+        write_whole(folder / name, text)
+    return folder / "array.sh", folder / "merge.sh"
+
+
+def submit(array: Path, merge: Path, wait: bool = False) -> tuple[int, int]:
+    """Hand both to Slurm, the merge to run when every task of the array has ended, well or not.
+
+    wait     until the merge has ended
+    Returns  both jobs' numbers
+    Raises   CourseError when Slurm is missing or refuses, and when the merge that was waited for fails
+    """
+    if shutil.which("sbatch") is None:
+        raise CourseError(
+            f"Slurm is not here (no sbatch): on a machine of the cluster run `sbatch {array}`, then `sbatch {merge}`"
+        )
+    first, _ = hand_over(array)
+    second, went_well = hand_over(merge, f"--dependency=afterany:{first}", *(["--wait"] if wait else []))
+    if not went_well:
+        raise CourseError(f"Slurm's job {second} failed: read {merge.parent}/logs")
+    return first, second
+
+
+def _directives(options: list[str]) -> str:
+    return "\n".join(f"#SBATCH {shlex.quote(option)}" for option in options)

@@ -1,0 +1,164 @@
+"""How records leave a submission's process: through an audit hook, which no name of the process leads to.
+
+Standard library. Code that shares a process with the learner's can be called, replaced and read by it.
+So the key that makes a record genuine is known to the hook alone, which sends what the runner's own frames hold
+and nothing else. The hook also ends the process when code reaches for what could undo that: other objects of the
+process, its frames, its memory.
+
+Source: sys.addaudithook, and the table of audit events, in Python's documentation.
+"""
+
+import _signal
+import _thread
+import gc
+import hashlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType, FunctionType
+
+RECORD, LOOK = "course.record", "course.look"  # the runner's own audit events
+REFUSED_EXIT = 97
+KEY_BYTES = 32
+# What no lesson needs, and what leads to the hook or lets frames be watched from outside.
+REFUSED = frozenset(
+    "sys.addaudithook gc.get_objects gc.get_referrers gc.get_referents sys._current_frames sys._current_exceptions sys.settrace "
+    "sys.setprofile sys.monitoring.register_callback ctypes.dlopen ctypes.dlsym ctypes.dlsym/handle ctypes.addressof "
+    "ctypes.cdata ctypes.cdata/buffer ctypes.call_function ctypes.string_at ctypes.wstring_at ctypes.PyObj_FromPtr".split()
+)
+_CODE = ("__code__", "__defaults__", "__kwdefaults__", "__bases__")
+
+
+def open_channel(descriptor: int, base: FrameType, guard: list[Callable], questions: tuple) -> None:
+    """Install the hook, for good.
+
+    From here on `sys.audit(RECORD)` in the runner sends its local variable `record`, and `sys.audit(LOOK)`, from
+    anywhere, tells when something that probes rely on has been replaced.
+
+    descriptor  a socket's; the key that seals every line is read from it, so that no other frame holds it
+    base        the runner's frame, in whose module every frame above it must lie too
+    guard       guard.take_snapshot's two functions, which are taken out of the list: no frame may lead to them
+    questions   a record with answers comes from a frame whose `question` is one of these very objects
+    """
+    genuine, ours = base.f_globals, frozenset(_codes(base.f_globals))
+    asks, refused, code_names, dumps, any_ = genuine["_look"].__code__, REFUSED, _CODE, json.dumps, any
+    knows, changed = guard.pop(), guard.pop()
+    frame_of, exit_, write, process_of, process = sys._getframe, os._exit, os.write, os.getpid, os.getpid()
+    disable, enable, mask, every_signal = gc.disable, gc.enable, signal.pthread_sigmask, signal.valid_signals()
+    block, restore = signal.SIG_BLOCK, signal.SIG_SETMASK
+
+    key, count, seal = b"", 0, sealed
+    while len(key) < KEY_BYTES:
+        key += os.read(descriptor, KEY_BYTES - len(key))
+
+    def send(record: object) -> None:
+        nonlocal count
+        line = seal(key, count, dumps(record).encode())
+        count += 1
+        while line:
+            line = line[write(descriptor, line) :]
+
+    def refuse(what: str) -> None:
+        send({"refused": what})
+        exit_(REFUSED_EXIT)
+
+    threads, running, callbacks = _thread._count(), _thread._count, gc.callbacks
+    collected, tuple_, can_call = tuple(callbacks), tuple, callable
+    switch, switch_seconds, never = sys.setswitchinterval, sys.getswitchinterval(), 1000.0
+    handler_of = _signal.getsignal
+    handlers = tuple((number, handler_of(number)) for number in every_signal)
+
+    def disturbed() -> str:
+        """Whether learner code may run by itself while a probe's answers are on their way."""
+        if any_(handler_of(number) is not handler and can_call(handler_of(number)) for number, handler in handlers):
+            return "a signal's handler"
+        return "the garbage collector's callbacks" if tuple_(callbacks) != collected else ""
+
+    def look() -> None:
+        switch(never)  # no thread of the learner's gets between here and the record, unless this one waits
+        if name := disturbed() or changed(near=True):
+            send({"changed": name})
+
+    def record() -> None:
+        """Send what the runner tells, if every frame between here and the base is of the runner's own code."""
+        top = frame = frame_of(3)
+        while frame is not base:
+            if frame is None or frame.f_globals is not genuine or frame.f_code not in ours:
+                refuse("the grader's own functions")
+            frame = frame.f_back
+        told = top.f_locals["record"]
+        if "answers" in told:
+            is_asked = top.f_code is asks and top.f_back is base
+            if not is_asked or not any_(question is top.f_locals["question"] for question in questions):
+                refuse("the grader's own questions")
+            earns = not told["stopped"]  # else there is nothing to be gained
+            told = {**told, "changed": earns and (disturbed() or changed()), "threads": running() - threads}
+            switch(switch_seconds)
+        send(told)
+
+    def react(event: str) -> None:
+        before = mask(block, every_signal)
+        disable()  # neither a signal's handler nor a finalizer runs beside the hook's own frames
+        if process_of() != process:  # a fork that came back from its cell
+            exit_(REFUSED_EXIT)
+        try:
+            if event == RECORD:
+                record()
+            elif event == LOOK:
+                look()
+            else:
+                refuse(event)
+        except BaseException:  # would carry these frames to whoever catches it
+            try:
+                refuse("what the grader itself needs")
+            finally:
+                exit_(REFUSED_EXIT)
+        enable()
+        mask(restore, before)
+
+    def hook(event: str, arguments: tuple) -> None:
+        if event == RECORD or event == LOOK or event in refused:
+            react(event)
+        elif event == "object.__setattr__" and arguments[1] in code_names and knows(arguments[0]):
+            react(f"the code of {arguments[0].__name__}")
+
+    sys.addaudithook(hook)
+
+
+def sealed(key: bytes, count: int, record: bytes, seal: Callable = hashlib.blake2b) -> bytes:
+    """The line of a genuine record: only who has the key can make it, and only once at its place in the order."""
+    return b"%b %b\n" % (seal(b"%d " % count + record, key=key, digest_size=16).hexdigest().encode(), record)
+
+
+class Unsealed:
+    """The other end: finds the genuine records among whatever comes out of the socket.
+
+    size  bytes that came so far
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key, self._count, self._rest, self.size = key, 0, bytearray(), 0
+
+    def take(self, piece: bytes) -> list[bytes]:
+        """The records that end in this piece; a line without its seal, or out of order, is passed over."""
+        self.size += len(piece)
+        self._rest += piece
+        if b"\n" not in piece:
+            return []
+        *lines, self._rest = self._rest.split(b"\n")
+        return [bytes(record) for line in lines if (record := self._record(line)) is not None]
+
+    def _record(self, line: bytearray) -> bytearray | None:
+        record = line.partition(b" ")[2]
+        if line + b"\n" != sealed(self._key, self._count, record):
+            return None
+        self._count += 1
+        return record
+
+
+def _codes(module: dict[str, object]) -> list[CodeType]:
+    return [
+        value.__code__ for value in module.values() if isinstance(value, FunctionType) and value.__globals__ is module
+    ]

@@ -1,0 +1,138 @@
+"""Generate exercises/ from solutions/, and leave alone what a learner has touched.
+
+Needs nothing. An answer cell is tagged with its question; what stands between its
+BEGIN and END lines becomes a blank, and all outputs go. The same solution always
+gives the same bytes.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from course_lib.errors import CourseError
+from course_lib.exercises import judges
+from course_lib.exercises.ask import WRITE_HERE
+from course_lib.exercises.notebook_cells import checked_questions, question_tags, read_notebook
+
+BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What became of one exercise file; prints as one line."""
+
+    path: Path
+    state: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.state}"
+
+
+def generate(solutions_folder: str | Path, exercises_folder: str | Path) -> list[Generated]:
+    """Write one exercise per solution, except over a file that somebody edited or ran.
+
+    Raises  CourseError naming the file and cell that do not fit the bank or the
+            markers; then nothing is written
+    """
+    solutions = sorted(Path(solutions_folder).glob("*.ipynb"))
+    made = [(path.name, as_bytes(exercise_of(read_notebook(path), path))) for path in solutions]
+    folder = Path(exercises_folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return [_write(folder / name, content) for name, content in made]
+
+
+def exercise_of(solution: dict, path: Path) -> dict:
+    """The exercise that a solution notebook gives. Raises as generate does."""
+    exercise = path.stem
+    cells = [_blank_cell(cell, f"{path}, cell {number}") for number, cell in enumerate(solution["cells"], 1)]
+    _require_one_each(solution["cells"], [question.name for question in judges.questions(exercise)], path)
+    return {
+        "cells": cells,
+        "metadata": {
+            "course": {"digest": digest(cells), "exercise": exercise},
+            "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"},
+        },
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+
+
+def as_bytes(notebook: dict) -> bytes:
+    """The notebook as Jupyter itself would save it."""
+    lines = [{**cell, "source": cell["source"].splitlines(keepends=True)} for cell in notebook["cells"]]
+    text = json.dumps({**notebook, "cells": lines}, indent=1, ensure_ascii=False, sort_keys=True)
+    return (text + "\n").encode()
+
+
+def digest(cells: list[dict]) -> str:
+    """Changes when a cell is edited or run, and not when Jupyter saves its metadata."""
+    kept = [[cell["cell_type"], cell["source"], cell.get("outputs", []), cell.get("execution_count")] for cell in cells]
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def _write(path: Path, content: bytes) -> Generated:
+    if path.exists():
+        if path.read_bytes() == content:
+            return Generated(path, "up to date")
+        if not _is_untouched(path):
+            return Generated(path, "edited or run since it was generated: left alone; move it away for a fresh one")
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_bytes(content)
+    os.replace(fresh, path)
+    return Generated(path, "written")
+
+
+def _is_untouched(path: Path) -> bool:
+    try:
+        notebook = read_notebook(path)
+    except CourseError:
+        return False
+    course = notebook.get("metadata", {}).get("course", {})
+    return course.get("digest") == digest(notebook["cells"])
+
+
+def _blank_cell(cell: dict, place: str) -> dict:
+    tags = question_tags(cell)
+    if (BEGIN in cell["source"] or END in cell["source"]) and len(tags) != 1:
+        raise CourseError(f"{place}: a solution needs exactly one question's tag, and this cell has {tags or 'none'}")
+    source = _blank_source(cell["source"], tags[0], place) if tags else cell["source"]
+    kept = {"tags": cell["metadata"]["tags"]} if cell.get("metadata", {}).get("tags") else {}
+    blank = {"cell_type": cell["cell_type"], "id": cell.get("id"), "metadata": kept, "source": source}
+    if cell["cell_type"] == "code":
+        blank |= {"execution_count": None, "outputs": []}
+    return blank
+
+
+def _blank_source(source: str, question: str, place: str) -> str:
+    lines, inside = [], False
+    for line in source.splitlines():
+        marker = line.strip()
+        if marker not in (BEGIN, END):
+            lines += [] if inside else [line]
+            continue
+        if inside == (marker == BEGIN):
+            raise CourseError(f"{place}: {marker!r} does not match the marker before it")
+        inside = not inside
+        if inside:
+            indent = line[: len(line) - len(line.lstrip())]
+            lines.append(f'{indent}raise NotImplementedError("{question} is blank: {WRITE_HERE}")')
+    if inside:
+        raise CourseError(f"{place}: {BEGIN!r} has no {END!r}")
+    if lines == source.splitlines():
+        raise CourseError(f"{place}: it is tagged {question} but marks no solution with {BEGIN!r}")
+    return "\n".join(lines)
+
+
+def _require_one_each(cells: list[dict], questions: list[str], path: Path) -> None:
+    for kind, find in (("answer cells tagged", question_tags), ("cells that check", checked_questions)):
+        found = [(name, number) for number, cell in enumerate(cells, 1) for name in find(cell)]
+        for name, number in found:
+            if name not in questions:
+                raise CourseError(f"{path}, cell {number}: {name} is no question of {path.stem}")
+        for name in questions:
+            places = [number for other, number in found if other == name]
+            if len(places) != 1:
+                raise CourseError(f"{path}: {name} needs exactly one of the {kind} it; cells {places or 'none'}")

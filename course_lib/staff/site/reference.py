@@ -1,0 +1,220 @@
+"""The library's reference, read from its source: one page for each module that a lesson imports. Needs nothing.
+
+Nothing is imported, so no framework is needed. A docstring's prose becomes
+paragraphs; its tables of arguments stay as they were typed.
+"""
+
+import ast
+import inspect
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from course_lib.exercises.notebook_cells import read_notebook
+
+PACKAGE = "course_lib"
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+_CODE = re.compile(r"``?([^`]+)``?")
+_TYPED = re.compile(r"^\s|\S {2,}\S", re.MULTILINE)  # indented, or in columns: to be shown as typed
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file, by the name that a lesson imports."""
+
+    name: str
+    path: Path
+
+    @property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.path.read_text())
+
+
+def stage(checkout: Path, folder: Path) -> None:
+    """Write the reference's pages, and the index of them."""
+    folder.mkdir(parents=True)
+    taught = lessons_of_modules(checkout)
+    modules = [Module(name, _file(checkout, name)) for name in sorted(taught)]
+    for module in modules:
+        (folder / f"{module.name}.rst").write_text(module_page(module, sorted(taught[module.name])))
+    (folder / "index.rst").write_text(_index(modules))
+
+
+def lessons_of_modules(checkout: Path) -> dict[str, set[str]]:
+    """The lessons' file names without their ending, by the module of the library that they import."""
+    taught = defaultdict(set)
+    for path in sorted((checkout / "notebooks").glob("*.ipynb")):
+        for cell in read_notebook(path)["cells"]:
+            if cell["cell_type"] == "code":
+                for name in _imported(checkout, cell["source"]):
+                    taught[name].add(path.stem)
+    return dict(taught)
+
+
+def module_page(module: Module, lessons: list[str]) -> str:
+    """A module's page as reStructuredText.
+
+    lessons  those that import it
+    """
+    links = ", ".join(f":doc:`{lesson[:2]} </notebooks/{lesson}>`" for lesson in lessons)
+    lines = [*_heading(module.name), f".. py:module:: {module.name}", ""]
+    lines += [*_text(ast.get_docstring(module.tree)), f"Imported by lesson{'s' * (len(lessons) > 1)} {links}.", ""]
+    for node in _public(module):
+        lines += _definition(node)
+    return "\n".join(lines) + "\n"
+
+
+def _imported(checkout: Path, source: str) -> set[str]:
+    """Modules of the library that a cell imports; a name taken from a module stands for the module."""
+    python = re.sub(r"^(\s*)[%!].*", r"\1pass", source, flags=re.MULTILINE)
+    names = set()
+    for node in ast.walk(ast.parse(python)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == PACKAGE:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                names.add(full if _file(checkout, full) else node.module)
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names if alias.name.startswith(f"{PACKAGE}.")}
+    return names - {PACKAGE}
+
+
+def _file(checkout: Path, name: str) -> Path | None:
+    stem = checkout.joinpath(*name.split("."))
+    return next((path for path in (stem.with_suffix(".py"), stem / "__init__.py") if path.is_file()), None)
+
+
+def _public(module: Module) -> list[Definition]:
+    """What a module defines for others; for a package, what its `__all__` names, from the files that define it."""
+    if module.path.name != "__init__.py":
+        return [node for node in _definitions(module.tree) if not node.name.startswith("_")]
+    origin = {
+        alias.name: node.module for node in module.tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    found = []
+    for name in sorted(_all(module.tree)):
+        for path in sorted(module.path.parent.glob("*.py")):
+            if origin.get(name, f"{module.name}.{path.stem}") == f"{module.name}.{path.stem}":
+                found += [node for node in _definitions(ast.parse(path.read_text())) if node.name == name]
+    return found
+
+
+def _definitions(tree: ast.Module) -> list[Definition]:
+    return [node for node in tree.body if isinstance(node, Definition)]
+
+
+def _all(tree: ast.Module) -> list[str]:
+    """The names in `__all__`, also those that are added to it."""
+    names = []
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+            names += ast.literal_eval(node.value)
+    return names
+
+
+def _definition(node: Definition, indent: str = "") -> list[str]:
+    """A function, or a class with its public methods, as directives of Sphinx's Python domain."""
+    inner = indent + "   "
+    if isinstance(node, ast.ClassDef):
+        lines = [f"{indent}.. py:class:: {node.name}({_fields(node)})", ""]
+        lines += _text(ast.get_docstring(node), inner)
+        for method in node.body:
+            if isinstance(method, _FUNCTION) and not method.name.startswith("_") and not _sets(method):
+                lines += _method(method, inner)
+        return lines
+    lines = [f"{indent}.. py:function:: {node.name}{_signature(node)}", *_options(node, inner), ""]
+    return lines + _text(ast.get_docstring(node), inner)
+
+
+def _method(node: ast.FunctionDef, indent: str) -> list[str]:
+    inner, decorators = indent + "   ", {ast.unparse(decorator) for decorator in node.decorator_list}
+    if decorators & {"property", "cached_property", "functools.cached_property"}:
+        lines = [f"{indent}.. py:property:: {node.name}"]
+        lines += [f"{inner}:type: {_annotation(node.returns)}"] if node.returns else []
+    else:
+        bound = "staticmethod" not in decorators
+        lines = [f"{indent}.. py:method:: {node.name}{_signature(node, bound)}", *_options(node, inner)]
+        lines += [f"{inner}:{name}:" for name in ("classmethod", "staticmethod") if name in decorators]
+    return [*lines, "", *_text(ast.get_docstring(node), inner)]
+
+
+def _sets(node: ast.FunctionDef) -> bool:
+    """Whether it is the other half of a property that is described already."""
+    return any(ast.unparse(decorator).endswith(".setter") for decorator in node.decorator_list)
+
+
+def _options(node: ast.FunctionDef, indent: str) -> list[str]:
+    return [f"{indent}:async:"] if isinstance(node, ast.AsyncFunctionDef) else []
+
+
+def _signature(node: ast.FunctionDef, bound: bool = False) -> str:
+    """bound  leaves out the first argument, self or cls"""
+    arguments = node.args
+    if bound:
+        first = arguments.posonlyargs or arguments.args
+        del first[:1]
+    for argument in ast.walk(arguments):
+        if isinstance(argument, ast.arg) and argument.annotation is not None:
+            argument.annotation = ast.parse(_annotation(argument.annotation), mode="eval").body
+    returns = f" -> {_annotation(node.returns)}" if node.returns else ""
+    return f"({ast.unparse(arguments)}){returns}"
+
+
+def _fields(node: ast.ClassDef) -> str:
+    """What a class is made with: the arguments of its __init__, or a dataclass' fields."""
+    for method in node.body:
+        if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+            return _signature(method, bound=True).removesuffix(" -> None")[1:-1]
+    if not any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        return ""
+    fields = [item for item in node.body if isinstance(item, ast.AnnAssign) and not item.target.id.startswith("_")]
+    return ", ".join(_field(item) for item in fields)
+
+
+def _field(item: ast.AnnAssign) -> str:
+    """A field as an argument; of a default that is made afresh each time, only that there is one."""
+    default = (
+        "" if item.value is None else " = ..." if isinstance(item.value, ast.Call) else f" = {ast.unparse(item.value)}"
+    )
+    return f"{item.target.id}: {_annotation(item.annotation)}{default}"
+
+
+def _annotation(node: ast.expr) -> str:
+    """A type as text, without the quotes of one that is named before it exists."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ast.unparse(node)
+
+
+def _text(docstring: str | None, indent: str = "") -> list[str]:
+    """A docstring as reStructuredText."""
+    lines = []
+    for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(docstring or "").strip("\n")):
+        if _TYPED.search(paragraph):
+            lines += [".. code-block:: text", "", *(f"   {line}" for line in paragraph.splitlines())]
+        else:
+            lines += _prose(paragraph).splitlines()
+        lines.append("")
+    return [indent + line if line else "" for line in lines]
+
+
+def _prose(paragraph: str) -> str:
+    """Text with what reStructuredText would read as its own escaped, and names between backticks as code."""
+    pieces = _CODE.split(paragraph)
+    plain = [re.sub(r"([\\*`_|])", r"\\\1", piece) for piece in pieces[::2]]
+    code = [f"\\ ``{' '.join(piece.split())}``\\ " for piece in pieces[1::2]]
+    return "".join(text for pair in zip(plain, [*code, ""]) for text in pair)
+
+
+def _heading(title: str) -> list[str]:
+    return [title, "=" * len(title), ""]
+
+
+def _index(modules: list[Module]) -> str:
+    lines = [*_heading("The library"), "What the lessons import, read from the library's own docstrings.", ""]
+    lines += [".. list-table::", "   :header-rows: 1", "", "   * - Module", "     - What it is"]
+    for module in modules:
+        summary = inspect.cleandoc(ast.get_docstring(module.tree) or "").split("\n\n")[0]
+        lines += [f"   * - :doc:`{module.name}`", f"     - {' '.join(_prose(summary).split())}"]
+    lines += ["", ".. toctree::", "   :hidden:", ""]
+    return "\n".join(lines + [f"   {module.name}" for module in modules]) + "\n"

@@ -1,0 +1,111 @@
+"""The course's notebooks and Markdown pages as sources of the site. Needs nothing.
+
+The site's folders are those of the checkout, so links between notebooks lead
+where they led. What a page can't show as it stands is changed on the way: badges,
+which are pictures on another machine; links into the library's code, which
+become links to its reference; and what a picture or a table lacks for those who
+hear the page.
+"""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+from course_lib.errors import CourseError
+from course_lib.exercises.notebook_cells import read_notebook
+
+_BADGE = re.compile(r"\[!\[([^\]]*)\]\(https://colab\.[^)]*\.svg\)\]\(([^)]*)\)")
+_MODULE = re.compile(r"\]\((?:\.\./)?course_lib/([\w/]+?)(?:/__init__)?\.py\)")
+_EMPTY_HEADER = re.compile(r"<th[^>]*></th>")
+_TABLE = re.compile(r"<table>(.*?)</table>", re.DOTALL)
+
+# An output's twins that no page can show: a verdict for programs, and a widget, which needs a kernel.
+_FOR_PROGRAMS = ("application/vnd.course.", "application/vnd.jupyter.widget-")
+
+_CONTENTS = """
+```{toctree}
+:hidden:
+:glob:
+:caption: %s
+
+%s
+```
+"""
+HELP = ("TROUBLESHOOTING", "CONTRIBUTING")
+CONTENTS = (
+    ("Lessons", "notebooks/*"),
+    ("Exercises", "exercises/*"),
+    ("Library", "reference/index"),
+    ("Help", "\n".join(HELP)),
+)
+
+
+def stage(checkout: Path, source: Path) -> None:
+    """Write index.md, the help, notebooks/ and exercises/ of the site's sources. Raises CourseError for what is no notebook."""
+    for folder in ("notebooks", "exercises"):
+        (source / folder).mkdir(parents=True)
+        for path in sorted((checkout / folder).glob("*.ipynb")):
+            page = notebook_page(read_notebook(path), path)
+            (source / folder / path.name).write_text(json.dumps(page))
+    shutil.copytree(checkout / "notebooks" / "images", source / "notebooks" / "images")
+    shutil.copy(checkout / "LICENSE", source)
+    for name in HELP:
+        (source / f"{name}.md").write_text(_rewritten((checkout / f"{name}.md").read_text(), ""))
+    contents = "".join(_CONTENTS % pair for pair in CONTENTS)
+    (source / "index.md").write_text(_rewritten((checkout / "README.md").read_text(), "") + contents)
+
+
+def notebook_page(notebook: dict, path: Path) -> dict:
+    """The notebook with its Markdown, tables and pictures made fit for a page.
+
+    Raises  CourseError for a picture without alt text
+    """
+    for number, cell in enumerate(notebook["cells"], 1):
+        if cell["cell_type"] == "markdown":
+            cell["source"] = _rewritten(cell["source"], "../")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            for kind in [kind for kind in data if kind.startswith(_FOR_PROGRAMS)]:
+                del data[kind]
+            if "text/html" in data:
+                data["text/html"] = with_headers("".join(data["text/html"]))
+        alts = [_alt(output) for output in cell.get("outputs", ()) if "image/png" in output.get("data", {})]
+        if len(alts) > 1 or alts == [""]:
+            raise CourseError(
+                f"{path}, cell {number} shows {len(alts)} pictures; a page needs one a cell, with alt text"
+            )
+        if alts:
+            cell["metadata"]["mystnb"] = {"image": {"alt": alts[0]}}
+    return notebook
+
+
+def anchor(title: str) -> str:
+    """A heading's anchor as Jupyter makes it, which is what the notebooks' links name."""
+    return title.replace(" ", "-")
+
+
+def with_headers(html: str) -> str:
+    """Tables whose headers say what they head: a column's at the top, a row's where the first column has none.
+
+    An empty header heads nothing, so it becomes a plain cell.
+    """
+
+    def table(match: re.Match) -> str:
+        rows = match[1]
+        if "<th" not in rows or "<th></th>" in rows:
+            rows = re.sub(r"<tr><td>(.*?)</td>", r'<tr><th scope="row">\1</th>', rows, flags=re.DOTALL)
+        rows = _EMPTY_HEADER.sub("<td></td>", rows).replace("<th>", '<th scope="col">')
+        return f"<table>{rows}</table>"
+
+    return _TABLE.sub(table, html)
+
+
+def _rewritten(markdown: str, up: str) -> str:
+    """up  leads from the page's folder to the site's top"""
+    markdown = _BADGE.sub(r"[\1](\2)", markdown)
+    return _MODULE.sub(lambda match: f"]({up}reference/course_lib.{match[1].replace('/', '.')}.rst)", markdown)
+
+
+def _alt(output: dict) -> str:
+    return output.get("metadata", {}).get("image/png", {}).get("alt", "").strip()

@@ -1,0 +1,140 @@
+"""Execute notebooks from the top and store what they show. Needs nbclient; a maintainer's tool.
+
+What is stored holds nothing that changes from run to run without need: no time
+stamps, no Python version, no traceback with a machine's paths.
+"""
+
+import os
+import time
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from course_lib.errors import CourseError
+from course_lib.exercises.notebook_cells import read_notebook
+
+CELL_SECONDS = 600
+METADATA = {
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+WIDGETS = "application/vnd.jupyter.widget-"  # a widget's place and state: both name a kernel that is gone
+RAISES = "raises-exception"  # Jupyter's own tag for a cell that fails on purpose
+
+
+class CellFailed(CourseError):
+    """A cell did not do as it should, so the notebook was not stored."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One notebook, run from top to bottom in a fresh kernel; prints as one line.
+
+    seconds     from the first cell to the last, the kernel's start left out
+    peak_bytes  the most memory that the kernel's own process held, without its
+                children's; None where the system does not tell
+    """
+
+    path: Path
+    seconds: float
+    peak_bytes: int | None
+
+    def __str__(self) -> str:
+        peak = "unknown" if self.peak_bytes is None else f"{self.peak_bytes / 2**30:.2f} GiB"
+        return f"{self.path}: {self.seconds:.1f} s, peak memory {peak}"
+
+
+def execute(path: Path, store: bool) -> Execution:
+    """Run a notebook in its own folder, and store its outputs when every cell did as it should.
+
+    A cell that is tagged raises-exception has to raise; no other cell may.
+
+    store   False leaves the file as it is
+    Raises  CellFailed naming the cell; CourseError for a file that is no notebook
+    """
+    import nbformat
+
+    read_notebook(path)  # its complaints are for people
+    notebook = nbformat.read(path, as_version=4)
+    seconds, peak_bytes = _run(notebook, path)
+    if store:
+        fresh = path.with_name(path.name + ".new")
+        nbformat.write(clean(notebook), fresh)
+        os.replace(fresh, path)
+    return Execution(path, seconds, peak_bytes)
+
+
+def clean(notebook):
+    """The notebook with what would differ on another machine, or in another front end, taken out."""
+    for cell in notebook.cells:
+        cell.metadata = {"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {}
+        if cell.cell_type == "code":
+            cell.outputs = _merged(cell.outputs)
+            for output in cell.outputs:
+                if output.output_type == "error":
+                    output.traceback = [f"{output.ename}: {output.evalue}"]
+                for shown in (output.get("data", {}), output.get("metadata", {})):
+                    for kind in [kind for kind in shown if kind.startswith(WIDGETS)]:
+                        del shown[kind]
+    notebook.metadata = METADATA
+    return notebook
+
+
+def _run(notebook, path: Path) -> tuple[float, int | None]:
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+    client = NotebookClient(
+        notebook,
+        kernel_name="python3",
+        timeout=CELL_SECONDS,
+        record_timing=False,
+        extra_arguments=["--log-level=ERROR"],  # the kernel's own log, on the terminal
+        resources={"metadata": {"path": str(path.parent)}},
+    )
+    with client.setup_kernel():
+        began = time.perf_counter()
+        for number, cell in enumerate(notebook.cells, 1):
+            try:
+                client.execute_cell(cell, number - 1)
+            except CellExecutionError as error:
+                raise CellFailed(f"{path}, cell {number} raised {error.ename}: {_first_line(error.evalue)}") from None
+            except CellTimeoutError:
+                raise CellFailed(f"{path}, cell {number} ran for more than {CELL_SECONDS} s") from None
+            except DeadKernelError:
+                raise CellFailed(f"{path}, cell {number}: the kernel died; was the memory enough?") from None
+            if RAISES in cell.metadata.get("tags", ()) and not _raised(cell):
+                raise CellFailed(f"{path}, cell {number} is tagged {RAISES} and did not raise")
+        return time.perf_counter() - began, _peak_bytes(client)
+
+
+def _peak_bytes(client) -> int | None:
+    """Asked of the kernel itself, the only one who knows on every system."""
+    from nbclient.util import run_sync
+
+    unit = "1 if __import__('sys').platform == 'darwin' else 1024"  # getrusage counts bytes there, KiB elsewhere
+    expression = f"__import__('resource').getrusage(0).ru_maxrss * ({unit})"
+    ask = run_sync(client.kc.execute_interactive)
+    reply = ask("", silent=True, user_expressions={"peak": expression}, timeout=CELL_SECONDS)
+    text = reply["content"].get("user_expressions", {}).get("peak", {}).get("data", {}).get("text/plain")
+    return int(text) if text else None
+
+
+def _merged(outputs: list) -> list:
+    """Neighbouring pieces of one stream made one: where they were cut is the machine's doing."""
+    kept = []
+    for stream, group in groupby(outputs, key=lambda output: output.get("name")):
+        pieces = list(group)
+        if stream is not None:
+            pieces[0].text = "".join(piece.text for piece in pieces)
+            pieces = pieces[:1]
+        kept += pieces
+    return kept
+
+
+def _raised(cell) -> bool:
+    return any(output.output_type == "error" for output in cell.outputs)
+
+
+def _first_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[0]

@@ -1,0 +1,118 @@
+"""Where each variable of a training lies on a mesh, and the bytes that one device then holds. Needs Keras on JAX.
+
+Rajbhandari and others (2020), "ZeRO", arXiv 1910.02054: its third stage is
+"fsdp" here, and the rule is that of sharding.state_sharding.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import jax
+import keras
+import numpy as np
+
+from course_lib.layout_map import plan_layout
+from course_lib.tpu.repeated import Repeated, stacked_paths
+from course_lib.tpu.compile_request import BATCH_AXIS
+from course_lib.tpu.train_step import Training
+
+Axes = tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The mesh axis of each dimension of each variable, in Keras' order."""
+
+    trainable: tuple[Axes, ...]
+    others: tuple[Axes, ...]
+    slots: tuple[Axes, ...]
+
+
+def place(training: Training, mesh: Mapping[str, int], layout: str, shards: Mapping[str, Axes]) -> Placement:
+    """Lay a training out.
+
+    mesh    axis name to devices
+    layout  "data": each device holds all that `shards` does not split; "fsdp":
+            parameters and optimizer state are also split over the data axis,
+            along the longest dimension that it divides
+    shards  patterns of variable paths, as in a keras.distribution.LayoutMap, to the
+            mesh axis of each dimension (of one block, for a `Repeated` layer's)
+    Raises  CourseError as layouts.plan_layout does
+    """
+    model = training.model
+    axes = _mapped(model, mesh, shards) if shards else {v.path: (None,) * len(v.shape) for v in model.variables}
+    if layout == "fsdp":
+        stacked = stacked_paths(model)
+        for variable in model.trainable_variables:
+            axes[variable.path] = _with_data(tuple(variable.shape), axes[variable.path], mesh, variable.path in stacked)
+    return Placement(
+        tuple(axes[v.path] for v in model.trainable_variables),
+        tuple(axes[v.path] for v in model.non_trainable_variables),
+        tuple(_of_slot(slot, model.trainable_variables, axes) for slot in training.optimizer.variables),
+    )
+
+
+def pin_rows(model: keras.Model, mesh: jax.sharding.Mesh) -> None:
+    """Keep the rows of every layer's result on the devices that hold these rows of the batch.
+
+    Where weights are split over the data axis too, XLA otherwise splits some
+    products along the weights and gathers the rows; a small transformer's
+    activations then took ten times the memory. In Keras' own LayoutMap, keys that
+    end in "/output" do this.
+    """
+    if BATCH_AXIS not in mesh.axis_names:
+        return
+
+    def pin(result):
+        if not hasattr(result, "shape") or not result.shape:
+            return result
+        spec = jax.sharding.PartitionSpec(
+            BATCH_AXIS, *[jax.sharding.PartitionSpec.UNCONSTRAINED] * (len(result.shape) - 1)
+        )
+        return jax.lax.with_sharding_constraint(result, jax.sharding.NamedSharding(mesh, spec))
+
+    def pinned(call):
+        return lambda *arguments, **named: jax.tree.map(pin, call(*arguments, **named))
+
+    blocks = [layer.block for layer in model.layers if isinstance(layer, Repeated)]
+    for layer in (layer for part in (model, *blocks) for layer in part.layers):
+        layer.call = pinned(layer.call)
+
+
+def shard_bytes(variable, axes: Axes, mesh: Mapping[str, int]) -> int:
+    """Bytes of one device's part: every split dimension divides."""
+    parts = math.prod(mesh[axis] for axis in axes if axis)
+    return math.prod(variable.shape) // parts * np.dtype(variable.dtype).itemsize
+
+
+def _mapped(model, mesh: Mapping[str, int], shards: Mapping[str, Axes]) -> dict[str, Axes]:
+    """The installed Keras' LayoutMap decides, on each variable as its block has it."""
+    names = [f"tpu:{number}" for number in range(math.prod(mesh.values()))]
+    layout_map = keras.distribution.LayoutMap(keras.distribution.DeviceMesh(tuple(mesh.values()), tuple(mesh), names))
+    for key, axes in shards.items():
+        layout_map[key] = tuple(axes)
+    stacked = stacked_paths(model)
+    single = [
+        SimpleNamespace(path=v.path, shape=tuple(v.shape[v.path in stacked :]), dtype=v.dtype) for v in model.variables
+    ]
+    coverage = plan_layout(SimpleNamespace(variables=single, layers=model.layers), layout_map)
+    full = {v.path: (*v.axes, *[None] * (len(v.shape) - len(v.axes))) for v in coverage.variables}
+    return {path: (None, *axes) if path in stacked else axes for path, axes in full.items()}
+
+
+def _with_data(shape: tuple[int, ...], axes: Axes, mesh: Mapping[str, int], stacked: bool) -> Axes:
+    devices = mesh.get(BATCH_AXIS, 1)
+    free = [n for n, axis in enumerate(axes) if axis is None and n >= stacked and shape[n] % devices == 0]
+    if BATCH_AXIS in axes or devices == 1 or not free:
+        return axes
+    longest = max(free, key=lambda n: shape[n])
+    return tuple(BATCH_AXIS if n == longest else axis for n, axis in enumerate(axes))
+
+
+def _of_slot(slot, parameters, axes: Mapping[str, Axes]) -> Axes:
+    """A slot of its parameter's shape lies as its parameter; anything else, such as the step counter, is whole everywhere."""
+    name = slot.path.rpartition("/")[2]
+    owners = [p for p in parameters if name.startswith(p.path.replace("/", "_") + "_") and p.shape == slot.shape]
+    return axes[max(owners, key=lambda p: len(p.path)).path] if owners else (None,) * len(slot.shape)
