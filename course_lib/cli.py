@@ -237,10 +237,10 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("--out", type=Path, metavar="FOLDER", help="the folder to write; build/book by default")
 
     # These import no framework, so that --help stays quick.
-    from course_lib.staff.certificate import certificate_command as certifying
     from course_lib.cluster.cluster_command import add_commands
-    from course_lib.staff.grade import grade_command as grading
     from course_lib.planner import plan_command as planning
+    from course_lib.staff.certificate import certificate_command as certifying
+    from course_lib.staff.grade import grade_command as grading
     from course_lib.tpu.compile_command import EXAMPLE, add_arguments, compile_model
 
     certifying.add_certificate_arguments(command("certificate", certificate, certifying.CERTIFICATE_EXAMPLE))

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from course_lib import tables
-from course_lib.exercises import judges, journal
+from course_lib.exercises import journal, judges
 
 _HEADERS = ("Exercise", "Points", "Checks", "Open questions")
 

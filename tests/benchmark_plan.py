@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from course_lib import cluster, devices, models, training
-from course_lib.planner import Layout, from_keras, this_machine, replay
+from course_lib.planner import Layout, from_keras, replay, this_machine
 
 NAMES = devices.simulate(4).names
 MODELS = {
@@ -74,6 +74,7 @@ def time_ratios(pairs: int) -> None:
 def peak_bytes(task, global_batch: int, model_config: dict) -> int:
     import keras
     import tensorflow as tf
+
     from course_lib import measure, training
 
     model = keras.Model.from_config(model_config)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from unprivileged import CHECKOUT, as_nobody
 
 from course_lib import measure
-from course_lib.staff.grade import sandbox_pool, marking, submissions
+from course_lib.staff.grade import marking, sandbox_pool, submissions
 from course_lib.staff.grade.limits import Limits
 
 WARM_UP = 3

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from course_lib import accumulate, cluster, data, devices, models, training, tcp_bytes
+from course_lib import accumulate, cluster, data, devices, models, tcp_bytes, training
 from course_lib.compare import Run, assert_equal, compare
 from course_lib.errors import CourseError
 

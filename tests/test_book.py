@@ -14,8 +14,8 @@ from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
 
-from course_lib.staff.site import build_site, source_pages, reference
 from course_lib.errors import CourseError
+from course_lib.staff.site import build_site, reference, source_pages
 
 CHECKOUT = Path(__file__).parents[1]
 CI = os.environ.get("CI") == "true"

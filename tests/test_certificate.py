@@ -15,11 +15,11 @@ import pytest
 from unprivileged import as_nobody, give_to_nobody
 
 from course_lib import cli
-from course_lib.staff.certificate import keys, record, rerun, certificate_page
+from course_lib.exercises import journal, judges
+from course_lib.exercises.verdict import Verdict
+from course_lib.staff.certificate import certificate_page, keys, record, rerun
 from course_lib.staff.certificate.record import Record, Refused
 from course_lib.staff.grade.results import Result
-from course_lib.exercises import judges, journal
-from course_lib.exercises.verdict import Verdict
 
 pytest.importorskip("cryptography")
 

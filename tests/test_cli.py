@@ -75,7 +75,7 @@ def test_a_users_mistake_shows_one_line_and_no_traceback():
 
 
 def machine(**changes) -> devices.Machine:
-    versions = {name: "1.0" for name in devices.PACKAGES} | changes.pop("versions", {})
+    versions = dict.fromkeys(devices.PACKAGES, "1.0") | changes.pop("versions", {})
     known = {"cores": 2, "memory_bytes": 8 * 2**30, "gpus": (), "tpu": None, "python": "3.11.7", "versions": versions}
     return devices.Machine(**{**known, **changes})
 

@@ -26,7 +26,7 @@ from chaos_cluster import ours
 from conftest import HAS_TENSORFLOW
 
 from course_lib import cluster
-from course_lib.cluster import start_supervisor, local, outcome, processes, supervisor, supervisor_events
+from course_lib.cluster import local, outcome, processes, start_supervisor, supervisor, supervisor_events
 from course_lib.cluster.worker_program import Program
 from course_lib.errors import CourseError
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from course_lib.staff import fork_badges, colab_copy
 from course_lib import cli
 from course_lib.errors import CourseError
 from course_lib.exercises.notebook_cells import question_tags, read_notebook
+from course_lib.staff import colab_copy, fork_badges
 from course_lib.staff.new_exercises import as_bytes, generate
 
 ROOT = Path(__file__).parents[1]

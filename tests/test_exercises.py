@@ -16,11 +16,11 @@ import pytest
 import recorded_mistakes
 
 from course_lib.exercises import judges
-from course_lib.staff import new_exercises
 from course_lib.exercises.ask import ask
-from course_lib.exercises.notebook_cells import question_tags, read_notebook
 from course_lib.exercises.judge import judge, same
+from course_lib.exercises.notebook_cells import question_tags, read_notebook
 from course_lib.exercises.verdict import Verdict
+from course_lib.staff import new_exercises
 
 pytest.importorskip("tensorflow")
 

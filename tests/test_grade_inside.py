@@ -8,9 +8,9 @@ import textwrap
 import numpy as np
 import pytest
 
+from course_lib.exercises.judge import same
 from course_lib.staff.grade.sandbox_side import answers, channel, exercise_stub
 from course_lib.staff.grade.sandbox_side.answers import Unreadable, pack, unpack
-from course_lib.exercises.judge import same
 
 PLAIN = {
     "numbers": [1, -2.5, True, None, "text", float("inf")],

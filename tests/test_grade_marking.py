@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from course_lib.staff.grade import marking
-from course_lib.staff.grade.sandbox_process import Told
-from course_lib.staff.grade.sandbox_side.answers import pack
-from course_lib.staff.grade.limits import Limits
-from course_lib.staff.grade.html_page import state
-from course_lib.staff.grade.submissions import Submission
 from course_lib.exercises import judges
 from course_lib.exercises.notebook_cells import question_tags, read_notebook
 from course_lib.exercises.probes import ex00
+from course_lib.staff.grade import marking
+from course_lib.staff.grade.html_page import state
+from course_lib.staff.grade.limits import Limits
+from course_lib.staff.grade.sandbox_process import Told
+from course_lib.staff.grade.sandbox_side.answers import pack
+from course_lib.staff.grade.submissions import Submission
 
 ROOT = Path(__file__).parents[1]
 SECRET = b"a secret of the course"

@@ -12,9 +12,9 @@ import pytest
 from test_report import Reader
 
 from course_lib.errors import CourseError
+from course_lib.exercises.verdict import TargetResult, Verdict
 from course_lib.staff.grade import exports, feedback, html_page, results_csv, summary
 from course_lib.staff.grade.results import Result
-from course_lib.exercises.verdict import TargetResult, Verdict
 
 EXERCISE = "02_data_parallelism"
 GOALS = (TargetResult("the mean is right", True), TargetResult("no example is lost", False, "2 of 10 are missing"))

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from course_lib.errors import CourseError
+from course_lib.exercises import judges, notebook_cells
 from course_lib.staff.grade import submissions
 from course_lib.staff.grade.review import LINE_LENGTH, LINES, suspicious
 from course_lib.staff.grade.submissions import find
-from course_lib.exercises import judges, notebook_cells
 
 ROOT = Path(__file__).parents[1]
 ZERO, TWO, THREE = "00_start_here", "02_data_parallelism", "03_multi_worker"

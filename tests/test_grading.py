@@ -11,12 +11,12 @@ import pytest
 
 from course_lib import progress
 from course_lib.errors import CourseError
-from course_lib.exercises import CheckFailed, Exercise, Mistake, Question, Target, judges, journal, run_notebook
-from course_lib.staff import new_exercises
+from course_lib.exercises import CheckFailed, Exercise, Mistake, Question, Target, journal, judges, run_notebook
 from course_lib.exercises.ask import NotPlain, ask, plain
 from course_lib.exercises.check import VERDICT_MIME
 from course_lib.exercises.judge import judge, same
 from course_lib.exercises.verdict import Verdict
+from course_lib.staff import new_exercises
 
 ROOT = Path(__file__).parents[1]
 

@@ -10,8 +10,8 @@ import recorded_mistakes
 
 from course_lib.exercises import Question, Target, judges
 from course_lib.exercises.ask import ask
-from course_lib.exercises.judges import forms
 from course_lib.exercises.judge import LONGEST_DETAIL, judge, same
+from course_lib.exercises.judges import forms
 from course_lib.exercises.probes import state
 
 pytest.importorskip("tensorflow")

@@ -15,7 +15,7 @@ ORDER = (
     ("errors", "tables", "show", "devices", "data", "models", "compare", "profiler", "measure"),  # every lesson
     ("collectives", "precision", "training"),  # 02, 09
     ("cluster", "support_matrix", "tcp_bytes", "parameter_server"),  # 03, 04
-    ("layout_map", "sharding", "tpu"),  # 07, 05
+    ("layout_maps", "sharding", "tpu"),  # 07, 05
     ("pipeline", "accumulate"),  # 06, 08
     ("planner", "views", "report"),  # 10, 11
     ("exercises", "progress", "doctor"),

@@ -22,10 +22,10 @@ from lab_browser import (
 )
 from playwright.sync_api import expect
 
-from course_lib.staff import store_outputs
 from course_lib import progress
 from course_lib.exercises import judges
 from course_lib.exercises.notebook_cells import question_tags, read_notebook
+from course_lib.staff import store_outputs
 
 ROOT = Path(__file__).parents[1]
 LESSONS = sorted(path.stem for path in ROOT.glob("notebooks/*.ipynb"))

@@ -15,8 +15,8 @@ from course_lib.cli import main
 from course_lib.planner import calibrate, published_runs, tpu_memory
 from course_lib.planner.blocks import Block, Chain
 from course_lib.planner.calibration import FITTED
-from course_lib.planner.plan_command import MODELS
 from course_lib.planner.memory import in_flight, kept_bytes, memory
+from course_lib.planner.plan_command import MODELS
 from course_lib.planner.step_time import step_time
 
 GIB = 2**30

@@ -7,8 +7,8 @@ import pytest
 from course_lib import tpu
 from course_lib.errors import CourseError
 from course_lib.planner.layout import Layout
-from course_lib.planner.transformer import Transformer
 from course_lib.planner.tpu_memory import CompiledStep, compiled_memory
+from course_lib.planner.transformer import Transformer
 
 HAS_COMPILER = importlib.util.find_spec("libtpu") is not None
 compiles = pytest.mark.skipif(not HAS_COMPILER, reason="libtpu, the TPU compiler, is not installed")

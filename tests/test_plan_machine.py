@@ -11,9 +11,9 @@ from course_lib.errors import CourseError
 
 tf = pytest.importorskip("tensorflow")
 
-from course_lib.planner import Layout, this_machine, replay, trace_tensorflow  # noqa: E402
-from course_lib.planner.keras_model import from_keras, input_shapes  # noqa: E402
+from course_lib.planner import Layout, replay, this_machine, trace_tensorflow  # noqa: E402
 from course_lib.planner.bfc_allocator import FIRST_REGION, PAGE, Pool  # noqa: E402
+from course_lib.planner.keras_model import from_keras, input_shapes  # noqa: E402
 
 FOUR = devices.simulate(4).names
 
@@ -113,7 +113,7 @@ def test_a_machine_can_be_measured_with_other_numbers_of_devices_in_turn():
 def test_a_step_is_composed_of_what_was_tried(here):
     network = from_keras(models.mlp((8, 8, 1), 10, width=16))
     trial = this_machine.prepared(network, here[4], float32(4, 8), 64)  # two micro-batches of 8 on each of four
-    seconds = {name: 3.0 for name in trial.times} | {"nothing": 1.0, "update": 5.0}
+    seconds = dict.fromkeys(trial.times, 3.0) | {"nothing": 1.0, "update": 5.0}
     step = trial.step_time(seconds)
     assert (step.compute, step.memory, step.overhead) == (2 * 2 * (3 - 1), 5 - 1, here[4].start_seconds)
     sent_bytes = 2 * 3 / 4 * 4 * network.parameters

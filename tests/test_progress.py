@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from course_lib import cli, progress
-from course_lib.exercises import judges, journal
+from course_lib.exercises import journal, judges
 from course_lib.exercises.check import Exercise
 from course_lib.exercises.verdict import Verdict
 

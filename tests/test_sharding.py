@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from course_lib import devices, layout_map, sharding
+from course_lib import devices, layout_maps, sharding
 from course_lib.errors import CourseError
 
 LESSON = Path(__file__).parents[1] / "notebooks/07_tensor_parallelism_and_sharding.ipynb"
@@ -144,7 +144,7 @@ def test_a_layout_on_the_tensorflow_backend_is_refused():
     keys = keras.distribution.LayoutMap(mesh)
     keys[".*_in/kernel"] = (None, "model")
     assert "on the JAX backend" in error_of(
-        layout_map.layout_coverage, small_transformer(), keys, must_split=".*_in/kernel"
+        layout_maps.layout_coverage, small_transformer(), keys, must_split=".*_in/kernel"
     )
 
 
@@ -204,7 +204,7 @@ def test_coverage_tells_what_the_arrays_hold():
     layout_map = layout(**KEYS)
     with keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="data").scope():
         model = small_transformer()
-    coverage = layout_map.layout_coverage(model, layout_map)
+    coverage = layout_maps.layout_coverage(model, layout_map)
     by_path = {variable.path: variable for variable in coverage.variables}
     query = by_path["block1_query/kernel"]
     assert (query.key, query.shard_shape, query.devices) == (next(iter(KEYS)), (64, 16), 4)
@@ -217,7 +217,7 @@ def test_coverage_tells_what_the_arrays_hold():
 @on_eight_devices
 def test_a_key_that_matches_nothing_is_refused():
     message = error_of(
-        layout_map.plan_layout, small_transformer(), layout(**KEYS, **{".*/query/kernel": (None, "model")})
+        layout_maps.plan_layout, small_transformer(), layout(**KEYS, **{".*/query/kernel": (None, "model")})
     )
     assert "'.*/query/kernel' matches none of 22 variables" in message and "block1_query/kernel" in message
 
@@ -226,28 +226,28 @@ def test_a_key_that_matches_nothing_is_refused():
 def test_a_key_without_its_prefix_is_judged_as_the_installed_keras_does():
     keys, model = layout(**{"query/kernel": (None, "model")}), small_transformer()
     if keys["block1_query/kernel"] is None:  # whole paths, as newer releases of Keras compare
-        assert "write '.*query/kernel'" in error_of(layout_map.plan_layout, model, keys)
-        assert "write '.*query.*'" in error_of(layout_map.plan_layout, model, layout(query=(None, "model")))
+        assert "write '.*query/kernel'" in error_of(layout_maps.plan_layout, model, keys)
+        assert "write '.*query.*'" in error_of(layout_maps.plan_layout, model, layout(query=(None, "model")))
     else:
-        assert sum(variable.key is not None for variable in layout_map.plan_layout(model, keys).variables) == 1
+        assert sum(variable.key is not None for variable in layout_maps.plan_layout(model, keys).variables) == 1
 
 
 @on_eight_devices
 def test_two_keys_for_one_variable_are_refused():
-    message = error_of(layout_map.plan_layout, small_transformer(), layout(**KEYS, **{".*block1_query.*": ("model",)}))
+    message = error_of(layout_maps.plan_layout, small_transformer(), layout(**KEYS, **{".*block1_query.*": ("model",)}))
     assert "block1_query/kernel is matched by 2 layout keys" in message
 
 
 @on_eight_devices
 def test_a_whole_path_as_key_wins_over_patterns_as_in_keras():
-    planned = layout_map.plan_layout(small_transformer(), layout(**KEYS, **{"block1_query/kernel": ("model", None)}))
+    planned = layout_maps.plan_layout(small_transformer(), layout(**KEYS, **{"block1_query/kernel": ("model", None)}))
     query = next(variable for variable in planned.variables if variable.path == "block1_query/kernel")
     assert query.shard_shape == (16, 64)
 
 
 @on_eight_devices
 def test_a_key_may_place_the_output_of_a_layer():
-    layout_map.plan_layout(small_transformer(), layout(**KEYS, **{"block1_mlp_in/output": ("data", None, "model")}))
+    layout_maps.plan_layout(small_transformer(), layout(**KEYS, **{"block1_mlp_in/output": ("data", None, "model")}))
 
 
 @on_eight_devices
@@ -257,9 +257,9 @@ def test_an_axis_that_does_not_divide_and_too_many_axes_are_refused():
     from course_lib import models
 
     odd = models.mlp((8, 8, 1), classes=10, width=64)
-    message = error_of(layout_map.plan_layout, odd, layout(**{".*logits/kernel": (None, "model")}))
+    message = error_of(layout_maps.plan_layout, odd, layout(**{".*logits/kernel": (None, "model")}))
     assert "logits/kernel (64, 10)" in message and "4 devices and does not divide 10" in message
-    assert "1 dimension(s)" in error_of(layout_map.plan_layout, odd, layout(**{".*hidden/bias": (None, "model")}))
+    assert "1 dimension(s)" in error_of(layout_maps.plan_layout, odd, layout(**{".*hidden/bias": (None, "model")}))
     refused = keras.distribution.ModelParallel(
         layout_map=layout(**{".*logits/kernel": (None, "model")}), batch_dim_name="data"
     )
@@ -274,17 +274,17 @@ def test_a_variable_that_should_be_split_and_is_not_is_refused():
     layout_map = layout(**{key: axes for key, axes in KEYS.items() if "logits" not in key})
     with keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="data").scope():
         model = small_transformer()
-    message = error_of(layout_map.layout_coverage, model, layout_map)
+    message = error_of(layout_maps.layout_coverage, model, layout_map)
     assert "logits/kernel (64, 128) should be split" in message and "32,768 B" in message
-    layout_map.layout_coverage(model, layout_map, must_split=".*(query|mlp_in)/kernel")
+    layout_maps.layout_coverage(model, layout_map, must_split=".*(query|mlp_in)/kernel")
     assert "embeddings" in error_of(
-        layout_map.layout_coverage, model, layout_map, must_split=[".*mlp_in/kernel", ".*embeddings"]
+        layout_maps.layout_coverage, model, layout_map, must_split=[".*mlp_in/kernel", ".*embeddings"]
     )
 
 
 @on_eight_devices
 def test_a_model_built_outside_the_distribution_is_refused():
-    message = error_of(layout_map.layout_coverage, small_transformer(), layout(**KEYS))
+    message = error_of(layout_maps.layout_coverage, small_transformer(), layout(**KEYS))
     assert "lies as (64, 64)" in message and "set_distribution" in message
 
 

@@ -13,7 +13,7 @@ import pytest
 from course_lib import models, tpu
 from course_lib.cli import main
 from course_lib.errors import CourseError
-from course_lib.tpu import chips, hlo_collectives, compiling, hlo_cost, find_fit, hlo
+from course_lib.tpu import chips, compiling, find_fit, hlo, hlo_collectives, hlo_cost
 from course_lib.tpu.compile_request import Request, checked, named_model
 
 HAS_COMPILER = importlib.util.find_spec("libtpu") is not None

@@ -18,11 +18,10 @@ import pytest
 from nbval.plugin import get_sanitize_patterns
 
 from course_lib import collectives, pipeline, planner, precision, views
-from course_lib.views import explorer
-from course_lib.staff import store_outputs
 from course_lib.errors import CourseError
 from course_lib.planner import plan_command
-from course_lib.views import memory_view, formats_view, staleness_view, strategy_view, pipeline_view
+from course_lib.staff import store_outputs
+from course_lib.views import controls, formats_view, memory_view, pipeline_view, staleness_view, strategy_view
 
 LESSONS = Path(__file__).parents[1] / "notebooks"
 MAKERS = {name: getattr(views, name) for name in views.__all__}
@@ -60,9 +59,9 @@ def states(explorer, most=12):
     rng = random.Random(0)
 
     def drawn(control):
-        if isinstance(control, explorer.Choice):
+        if isinstance(control, controls.Choice):
             return rng.choice(control.options)
-        if isinstance(control, explorer.LogRange):
+        if isinstance(control, controls.LogRange):
             return 10 ** rng.uniform(math.log10(control.low), math.log10(control.high))
         return rng.randint(-2, 20)
 
@@ -125,10 +124,10 @@ def test_moving_a_control_changes_what_is_shown(make):
     for widget, (name, control) in zip(widgets, explorer.controls.items()):
         assert widget.description == control.label
         before, start = shown.value, widget.value
-        if isinstance(control, explorer.Choice):
+        if isinstance(control, controls.Choice):
             widget.value = next(option for option in reversed(widget.options) if option != start)
         else:
-            widget.value = widget.min if isinstance(control, explorer.Range) and start != widget.min else widget.max / 2
+            widget.value = widget.min if isinstance(control, controls.Range) and start != widget.min else widget.max / 2
         assert shown.value != before, name
         now = {name: widget.value for name, widget in zip(explorer.controls, widgets)}
         assert shown.value == explorer.view(**now)._repr_html_()
@@ -141,7 +140,7 @@ def test_a_panel_follows_any_jump(make):
     *widgets, shown = explorer.panel().children
     for values in states(explorer, 5):
         for name, widget in zip(explorer.controls, widgets):
-            if isinstance(explorer.controls[name], explorer.Choice):
+            if isinstance(explorer.controls[name], controls.Choice):
                 widget.value = values[name] if values[name] in widget.options else widget.value
             else:
                 widget.value = values[name]
@@ -195,7 +194,7 @@ def test_in_a_kernel_the_controls_come_too(monkeypatch):
     pytest.importorskip("ipywidgets")  # before the kernel is feigned: version 7 would look for its comms when imported
     in_a_kernel(monkeypatch)
     bundle = views.all_reduce()._repr_mimebundle_()
-    assert bundle[explorer.WIDGET]["model_id"] and "<table>" in bundle["text/html"]
+    assert bundle[controls.WIDGET]["model_id"] and "<table>" in bundle["text/html"]
 
 
 def in_a_kernel(monkeypatch):
@@ -205,8 +204,8 @@ def in_a_kernel(monkeypatch):
 
 
 def test_a_stored_notebook_keeps_words_and_picture_and_no_widget():
-    data = {"text/plain": "words", "text/html": "<p>words</p>", explorer.WIDGET: {"model_id": "1"}}
-    output = nbformat.v4.new_output("execute_result", data, metadata={explorer.WIDGET: {}}, execution_count=1)
+    data = {"text/plain": "words", "text/html": "<p>words</p>", controls.WIDGET: {"model_id": "1"}}
+    output = nbformat.v4.new_output("execute_result", data, metadata={controls.WIDGET: {}}, execution_count=1)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("views.memory()", outputs=[output])])
     notebook.metadata.widgets = {"application/vnd.jupyter.widget-state+json": {"state": {}}}
     cleaned = store_outputs.clean(notebook)

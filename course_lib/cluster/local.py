@@ -23,9 +23,9 @@ import psutil
 
 from course_lib.cluster import limited_links
 from course_lib.cluster.job import Job
-from course_lib.cluster.start_supervisor import start_supervisor
-from course_lib.cluster.processes import Forked
 from course_lib.cluster.outcome import Exit, Outcome, Report
+from course_lib.cluster.processes import Forked
+from course_lib.cluster.start_supervisor import start_supervisor
 from course_lib.cluster.supervisor_events import Watch, first, reaches
 from course_lib.errors import CourseError
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from course_lib import devices
-from course_lib.cluster.rendezvous import Gathering, listen
 from course_lib.cluster.job import Job
 from course_lib.cluster.own_task import find_place
+from course_lib.cluster.rendezvous import Gathering, listen
 from course_lib.errors import CourseError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h

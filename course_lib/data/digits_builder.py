@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 from course_lib.data import digits
-from course_lib.errors import CourseError
 from course_lib.data.tfds_import import import_tfds
+from course_lib.errors import CourseError
 
 tfds = import_tfds()
 

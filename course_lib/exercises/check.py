@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from course_lib.errors import CourseError
-from course_lib.exercises import judges, journal
+from course_lib.exercises import journal, judges
 from course_lib.exercises.ask import ask
 from course_lib.exercises.judge import judge
 from course_lib.exercises.question import Question

@@ -8,7 +8,7 @@ newer version, stay as they are and count for nothing.
 
 import json
 import os
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from course_lib.exercises.verdict import Verdict
@@ -19,7 +19,7 @@ FILE = ".progress.jsonl"
 def record(file: Path, exercise: str, verdict: Verdict, seed: int) -> None:
     """Append one check to the file. Raises OSError where it cannot be written."""
     event = {
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "exercise": exercise,
         "question": verdict.question,
         "right": verdict.right,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from course_lib.errors import CourseError
 from course_lib.exercises import judges
-from course_lib.exercises.notebook_cells import answer_notes, checked_questions, exercise_name, read_notebook
 from course_lib.exercises.check import VERDICT_MIME
+from course_lib.exercises.notebook_cells import answer_notes, checked_questions, exercise_name, read_notebook
 from course_lib.exercises.question import Question
 from course_lib.exercises.verdict import Verdict
 

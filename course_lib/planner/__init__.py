@@ -8,11 +8,11 @@ import importlib
 
 from course_lib.planner.blocks import Block, Chain
 from course_lib.planner.calibration import Calibration, fitted
-from course_lib.planner.rented_chips import CHIPS, Chip, Cluster, find_chip
 from course_lib.planner.layout import Layout
+from course_lib.planner.layout_search import Search, search
 from course_lib.planner.memory import Memory
 from course_lib.planner.prediction import Prediction, predict
-from course_lib.planner.layout_search import Search, search
+from course_lib.planner.rented_chips import CHIPS, Chip, Cluster, find_chip
 from course_lib.planner.step_time import StepTime
 from course_lib.planner.transformer import Transformer
 

@@ -20,8 +20,8 @@ from scipy.optimize import least_squares
 
 from course_lib.errors import CourseError
 from course_lib.planner.calibration import FITTED, Calibration
-from course_lib.planner.rented_chips import GIB
 from course_lib.planner.published_runs import PUBLISHED, Run, predict_row, read_run, read_table
+from course_lib.planner.rented_chips import GIB
 
 FAMILIES = ("volta", "ampere", "hopper", "tpu")
 # Where the search begins, and what stays when no row tells better. The framework's own: 1.6 GB of context (BLOOM's

@@ -7,9 +7,9 @@ from html import escape
 
 from course_lib.errors import CourseError
 from course_lib.planner.blocks import Chain
-from course_lib.planner.rented_chips import Cluster
 from course_lib.planner.layout import RECOMPUTE, Layout
 from course_lib.planner.prediction import Prediction, in_bytes, in_seconds, predict
+from course_lib.planner.rented_chips import Cluster
 from course_lib.planner.transformer import Transformer
 
 SHOWN = 8

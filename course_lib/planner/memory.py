@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from course_lib.planner.blocks import Block, Chain, Stage
-from course_lib.planner.calibration import Calibration
 from course_lib.planner.by_kind import ByKind
+from course_lib.planner.calibration import Calibration
 from course_lib.planner.layout import Layout
 
 CONTEXT_BYTES = 1.6e9  # what a process takes on a GPU before its first tensor, in BLOOM's notes

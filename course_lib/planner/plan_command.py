@@ -14,11 +14,11 @@ from course_lib.cluster.worker_program import Program
 from course_lib.errors import CourseError
 from course_lib.planner.blocks import Chain
 from course_lib.planner.calibration import fitted
-from course_lib.planner.rented_chips import CHIPS, Cluster, find_chip
 from course_lib.planner.layout import PRECISIONS, RECOMPUTE, ZERO, Layout
-from course_lib.planner.prediction import predict
 from course_lib.planner.layout_search import search
+from course_lib.planner.prediction import predict
 from course_lib.planner.published_runs import NEEDED, PREDICTED, fill, read_table
+from course_lib.planner.rented_chips import CHIPS, Cluster, find_chip
 from course_lib.planner.transformer import Transformer
 
 EXAMPLE = "course plan gpt3-175b --chip a100-80gb --chips 1024 --batch 1536"

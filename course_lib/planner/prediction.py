@@ -7,9 +7,9 @@ from course_lib.errors import CourseError
 from course_lib.planner import tpu_memory
 from course_lib.planner.blocks import Chain
 from course_lib.planner.calibration import Calibration, fitted
-from course_lib.planner.rented_chips import GIB, TPU, Cluster
 from course_lib.planner.layout import Layout
 from course_lib.planner.memory import Memory, memory
+from course_lib.planner.rented_chips import GIB, TPU, Cluster
 from course_lib.planner.step_time import StepTime, step_time, with_input
 from course_lib.planner.transformer import Transformer
 

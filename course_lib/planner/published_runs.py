@@ -13,9 +13,9 @@ from pathlib import Path
 
 from course_lib.errors import CourseError
 from course_lib.planner.calibration import Calibration
-from course_lib.planner.rented_chips import CHIPS, GIB, Chip, Cluster
 from course_lib.planner.layout import Layout
 from course_lib.planner.memory import memory
+from course_lib.planner.rented_chips import CHIPS, GIB, Chip, Cluster
 from course_lib.planner.step_time import step_time
 from course_lib.planner.transformer import Transformer
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, fields, replace
 
 from course_lib.errors import CourseError
 from course_lib.planner.blocks import Block, Chain, Stage
-from course_lib.planner.calibration import Calibration
-from course_lib.planner.rented_chips import TPU, Cluster
 from course_lib.planner.by_kind import ByKind
+from course_lib.planner.calibration import Calibration
 from course_lib.planner.layout import Layout
 from course_lib.planner.memory import FLOAT32_LOGITS, boundary_bytes, kept_bytes, stage_parameters
+from course_lib.planner.rented_chips import TPU, Cluster
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 
 from course_lib.errors import CourseError
-from course_lib.planner.rented_chips import MEASURED, Chip, Cluster
+from course_lib.planner.keras_model import Network, input_shapes
 from course_lib.planner.layout import Layout
 from course_lib.planner.memory import Memory
-from course_lib.planner.keras_model import Network, input_shapes
+from course_lib.planner.rented_chips import MEASURED, Chip, Cluster
 from course_lib.planner.step_time import StepTime
 
 SIDE, LONG = 1024, 2**23  # of a matrix and a vector that are timed
@@ -242,6 +242,7 @@ def _first_steps(task) -> list[int]:
 
 def _product(device: str):
     import tensorflow as tf
+
     from course_lib.planner import replay
 
     with tf.device(device):
@@ -251,6 +252,7 @@ def _product(device: str):
 
 def _copy(device: str):
     import tensorflow as tf
+
     from course_lib.planner import replay
 
     with tf.device(device):

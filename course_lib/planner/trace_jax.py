@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import jax
 import keras
 
-from course_lib.planner.layer_calls import Calls, mean_loss
 from course_lib.planner.keras_model import Operation, Tensor, Trace, needed
+from course_lib.planner.layer_calls import Calls, mean_loss
 
 ALIASES = {"reshape", "squeeze", "expand_dims", "stop_gradient", "copy"}
 INLINED = ("jaxpr", "call_jaxpr", "fun_jaxpr")  # where a primitive that only wraps others has them

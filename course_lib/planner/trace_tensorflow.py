@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import keras
 import tensorflow as tf
 
-from course_lib.planner.layer_calls import Calls, mean_loss
 from course_lib.planner.keras_model import Operation, Tensor, Trace, needed
+from course_lib.planner.layer_calls import Calls, mean_loss
 
 ALIASES = {"Reshape", "Squeeze", "ExpandDims", "Identity", "StopGradient", "PreventGradient"}
 # Kernels that reuse an input's memory (forward_input_or_allocate_output in their sources).

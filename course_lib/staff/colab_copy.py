@@ -16,9 +16,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from course_lib.staff.fork_badges import home
 from course_lib.errors import CourseError
 from course_lib.exercises.notebook_cells import read_notebook
+from course_lib.staff.fork_badges import home
 from course_lib.staff.new_exercises import as_bytes
 
 CELL_ID = "course-package"

@@ -7,9 +7,9 @@ import sys
 import time
 
 from course_lib.errors import CourseError
+from course_lib.tpu.compile_request import LAYOUTS, MODELS
 from course_lib.tpu.compiling import NoCompiler, compile_step, store, stored
 from course_lib.tpu.find_fit import find_fit
-from course_lib.tpu.compile_request import LAYOUTS, MODELS
 
 EXAMPLE = "course compile transformer --layers 4 --topology v5e:16x16 --batch 256 --mesh data=64,model=4 --shard '.*mlp_in/kernel=,model'"
 SIZES = ("layers", "width", "heads", "vocabulary", "sequence_length")

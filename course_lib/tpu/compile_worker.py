@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 from course_lib.cluster.worker_program import Program
 from course_lib.errors import CourseError
-from course_lib.tpu import hlo_collectives, hlo_cost, hlo
-from course_lib.tpu.variable_placement import Placement, pin_rows, place, shard_bytes
+from course_lib.tpu import hlo, hlo_collectives, hlo_cost
 from course_lib.tpu.compile_report import Memory, Report, Shortage
 from course_lib.tpu.compile_request import BATCH_AXIS, Request
 from course_lib.tpu.train_step import Training, batch_shapes, build, train_step
+from course_lib.tpu.variable_placement import Placement, pin_rows, place, shard_bytes
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 AMOUNT = r"([\d.]+)([KMGT]?)"

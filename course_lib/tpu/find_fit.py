@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from course_lib.errors import CourseError
 from course_lib.tpu.chips import doubled
-from course_lib.tpu.compiling import compile_request
 from course_lib.tpu.compile_report import Report
 from course_lib.tpu.compile_request import BATCH_AXIS, Request, checked
+from course_lib.tpu.compiling import compile_request
 
 MICRO_BATCHES = (2, 4, 8)
 DOUBLINGS = 3

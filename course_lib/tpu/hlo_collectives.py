@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from course_lib.tpu.hlo import Instruction, Program
 from course_lib.tpu.compile_report import Collective
+from course_lib.tpu.hlo import Instruction, Program
 
 # Bytes that each of N chips sends around a ring, of a buffer of one byte.
 SENT = {

@@ -13,9 +13,9 @@ import jax
 import keras
 import numpy as np
 
-from course_lib.layout_map import plan_layout
-from course_lib.tpu.repeated import Repeated, stacked_paths
+from course_lib.layout_maps import plan_layout
 from course_lib.tpu.compile_request import BATCH_AXIS
+from course_lib.tpu.repeated import Repeated, stacked_paths
 from course_lib.tpu.train_step import Training
 
 Axes = tuple[str | None, ...]

@@ -6,10 +6,10 @@ Nothing but the standard library until one is shown. A name called gives an
 """
 
 from course_lib.views.all_reduce_view import all_reduce
-from course_lib.views.memory_view import memory
 from course_lib.views.formats_view import formats
+from course_lib.views.memory_view import memory
+from course_lib.views.pipeline_view import pipeline
 from course_lib.views.staleness_view import staleness
 from course_lib.views.strategy_view import strategy
-from course_lib.views.pipeline_view import pipeline
 
 __all__ = ["all_reduce", "formats", "memory", "pipeline", "staleness", "strategy"]

@@ -697,8 +697,8 @@ PROFILE = Question(
 )
 
 _PROFILE = {
-    **{name: forms.size for name in ("trains", "inputs_in_train", "computes_in_train", "pulls_in_input")},
-    **{name: forms.size for name in ("calls_in_compute", "waits_in_compute", "recorded_calls")},
+    **dict.fromkeys(("trains", "inputs_in_train", "computes_in_train", "pulls_in_input"), forms.size),
+    **dict.fromkeys(("calls_in_compute", "waits_in_compute", "recorded_calls"), forms.size),
     "first_recorded": forms.flag,
     "wanted_replicas": forms.replicas,
     "replicas": forms.count,
@@ -727,5 +727,5 @@ QUESTIONS = (
         },
     ),
     forms.formed(BOTTLENECK, {"kinds": [forms.text], "shares": [forms.number]}),
-    forms.formed(PROFILE, {heavy: _PROFILE for heavy in probes.HEAVY}),
+    forms.formed(PROFILE, dict.fromkeys(probes.HEAVY, _PROFILE)),
 )

@@ -1058,7 +1058,7 @@ SLICES = Question(
 _AXES = [forms.either(forms.text, forms.nothing)]
 _CHOSEN = {
     "chosen": {"mesh": {str: forms.count}, "layout": forms.text, "shards": {str: _AXES}},
-    "axes": {path: _AXES for path in probes.KERNELS},
+    "axes": dict.fromkeys(probes.KERNELS, _AXES),
     "compiled": forms.flag,
 }
 _COMPILED = {

@@ -967,7 +967,7 @@ MESHES = Question(
 
 
 _SUMS = [(forms.text, [forms.whole])]
-_BYTES = {name: forms.number for name in ("parameters", "gradients", "optimizer", "peak")}
+_BYTES = dict.fromkeys(("parameters", "gradients", "optimizer", "peak"), forms.number)
 QUESTIONS = (
     forms.formed(
         HEADS,
@@ -983,7 +983,7 @@ QUESTIONS = (
     ),
     forms.formed(
         ROW_PARALLEL,
-        {**{name: forms.array for name in ("y", "x", "kernel", "bias")}, "sums": {"forward": _SUMS, "backward": _SUMS}},
+        {**dict.fromkeys(("y", "x", "kernel", "bias"), forms.array), "sums": {"forward": _SUMS, "backward": _SUMS}},
     ),
     forms.formed(LAYOUTS, {"held": [{str: [forms.number]}], "idle": [[forms.text]]}),
     forms.formed(

@@ -1178,10 +1178,10 @@ REPLICAS = Question(
 
 
 _LOOP = {name: {"weights": forms.any_array, "updates": forms.whole} for name in probes.OPTIMIZERS}
-_PLAN = {name: forms.number for name in ("micro_batch", "micro_batches", "updates", "warmup_updates")}
+_PLAN = dict.fromkeys(("micro_batch", "micro_batches", "updates", "warmup_updates"), forms.number)
 QUESTIONS = (
     forms.formed(GROUPS, {"streams": [{"gradients": [forms.array], "unchanged": forms.flag}]}),
-    forms.formed(LOOPS, {loop: _LOOP for loop in probes.LOOPS}),
+    forms.formed(LOOPS, dict.fromkeys(probes.LOOPS, _LOOP)),
     forms.formed(
         BIG_STEP,
         {
@@ -1189,7 +1189,7 @@ QUESTIONS = (
             "losses": [forms.number],
             "passes": [(forms.text, forms.whole, forms.flag)],
             "updates": forms.whole,
-            "bytes": {name: forms.count for name in ("gradients", "one", "yours")},
+            "bytes": dict.fromkeys(("gradients", "one", "yours"), forms.count),
             "off": {str: forms.distance},
         },
     ),

@@ -1251,7 +1251,7 @@ QUESTIONS = (
         },
     ),
     forms.formed(OVERFLOW, {"steps": [_STEP]}),
-    forms.formed(DTYPES, {policy: _BUILT for policy in probes.POLICIES}),
+    forms.formed(DTYPES, dict.fromkeys(probes.POLICIES, _BUILT)),
     forms.formed(
         FAIR,
         {

@@ -10,7 +10,7 @@ import numpy as np
 from course_lib.exercises.judges import forms
 from course_lib.exercises.probes import ex10 as probes
 from course_lib.exercises.question import Mistake, Question, Target
-from course_lib.planner import Layout, predict, layout_search
+from course_lib.planner import Layout, layout_search, predict
 from course_lib.profiler import covered_seconds
 
 EXACT = 1e-6  # relative: float64 arithmetic in another order
@@ -636,8 +636,8 @@ SCALING = Question(
 
 
 _LAYOUT = {
-    **{name: forms.count for name in ("data", "tensor", "pipeline", "sequence", "micro_batch", "interleave")},
-    **{name: forms.flag for name in ("split_norms", "keep_gathered")},
+    **dict.fromkeys(("data", "tensor", "pipeline", "sequence", "micro_batch", "interleave"), forms.count),
+    **dict.fromkeys(("split_norms", "keep_gathered"), forms.flag),
     "zero": forms.size,
     "recompute": forms.text,
     "precision": forms.text,

@@ -146,7 +146,7 @@ def _layout(rng: np.random.Generator, mesh: dict[str, int]) -> dict[str, object]
 def probe_coverage(names, seed):
     """What the learner's function says of each case."""
     said = [
-        names["covered"](dict(case["layout"]), dict(case["shapes"]), dict(case["mesh"])) for case in layout_map(seed)
+        names["covered"](dict(case["layout"]), dict(case["shapes"]), dict(case["mesh"])) for case in layouts(seed)
     ]
     return {
         "held": [{path: list(shape) for path, shape in held.items()} for held, _ in said],
@@ -189,8 +189,9 @@ def train_on_a_mesh(task, keys, sizes, mesh):
 
     import keras
 
-    from course_lib import layout_map, models, sharding
+    from course_lib import models, sharding
     from course_lib.errors import CourseError
+    from course_lib.layout_maps import plan_layout
 
     alone = models.transformer(**sizes)
     if refused := _cuts_nothing(keys, [variable.path for variable in alone.weights]):
@@ -199,7 +200,7 @@ def train_on_a_mesh(task, keys, sizes, mesh):
     try:
         for key, axes in keys.items():
             layout_map[key] = tuple(axes)
-        layout_map.plan_layout(alone, layout_map)
+        plan_layout(alone, layout_map)
     except (CourseError, ValueError) as error:
         return {"refused": str(error)}
     tokens = np.random.default_rng(0).integers(0, sizes["vocabulary"], (8, sizes["sequence_length"] + 1))

@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from course_lib.errors import CourseError
@@ -27,7 +27,7 @@ def certificate(arguments: argparse.Namespace, folder: Path) -> int:
     folder  of the exercise notebooks
     """
     from course_lib import progress
-    from course_lib.staff.certificate import record, certificate_page
+    from course_lib.staff.certificate import certificate_page, record
     from course_lib.staff.grade.results import write_whole
 
     read = progress.read(folder)
@@ -91,7 +91,7 @@ def _verify_signed(sealed, arguments: argparse.Namespace) -> int:
 
 
 def _verify_claim(sealed, arguments: argparse.Namespace) -> int:
-    from course_lib.staff.certificate import keys, rerun, certificate_page
+    from course_lib.staff.certificate import certificate_page, keys, rerun
     from course_lib.staff.certificate.record import Refused
     from course_lib.staff.grade.html_page import plain_line
     from course_lib.staff.grade.results import write_whole
@@ -111,7 +111,7 @@ def _verify_claim(sealed, arguments: argparse.Namespace) -> int:
     print(*review, sep="\n", end="\n" * bool(review))
     print(f"accepted: {_summary(record)}; all answers are right when run again")
     if private:
-        key, today = keys.id_of(private.public_key()), datetime.now(timezone.utc).date().isoformat()
+        key, today = keys.id_of(private.public_key()), datetime.now(UTC).date().isoformat()
         body = certificate_page.confirmed_body(dataclasses.replace(record, answers=""), key, today)
         write_whole(arguments.sign, certificate_page.signed_page(body, key, keys.sign(private, body)).decode())
         print(f"{arguments.sign}: signed with the class key {key}; anybody verifies it with the key's public half")

@@ -9,7 +9,7 @@ import hashlib
 import json
 import zlib
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from course_lib.errors import CourseError
@@ -108,7 +108,7 @@ def claim(name: str, progress: Progress, folder: Path) -> Record:
             f"--name takes 1 to {LONGEST_NAME} characters as they shall stand on the certificate, not {name[:120]!r}"
         )
     answers = {one.exercise: code_of(folder / f"{one.exercise}.ipynb") for one in progress.exercises}
-    today = datetime.now(timezone.utc).date().isoformat()
+    today = datetime.now(UTC).date().isoformat()
     lines = tuple(_line(one, answers[one.exercise]) for one in progress.exercises)
     return Record(name, today, lines, pack(answers))
 

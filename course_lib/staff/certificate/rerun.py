@@ -5,13 +5,13 @@ import secrets
 from collections.abc import Iterator
 
 from course_lib import devices
+from course_lib.exercises import judges
 from course_lib.staff.certificate.record import Record, Refused, sha256_of, unpack
-from course_lib.staff.grade import sandbox_pool, marking, sandbox
+from course_lib.staff.grade import marking, sandbox, sandbox_pool
 from course_lib.staff.grade.limits import Limits
 from course_lib.staff.grade.results import Result
 from course_lib.staff.grade.session import REPLICAS, SECRET_BYTES
 from course_lib.staff.grade.submissions import Submission
-from course_lib.exercises import judges
 
 
 def require_whole(record: Record) -> dict[str, list[dict]]:

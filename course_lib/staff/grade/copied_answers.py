@@ -7,10 +7,10 @@ import ast
 import functools
 from pathlib import Path
 
-from course_lib.staff.grade.review import syntax_tree
 from course_lib.exercises import judges
 from course_lib.exercises.notebook_cells import answering_cells, read_notebook
 from course_lib.exercises.question import Question
+from course_lib.staff.grade.review import syntax_tree
 
 SOLUTIONS = Path(__file__).resolve().parents[3] / "solutions"
 LEAST = 2  # one short answer may be the same by chance

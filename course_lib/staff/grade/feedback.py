@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from course_lib.staff.grade.html_page import block, bullets, counted, page, shown, state
-from course_lib.staff.grade.results import Result, write_whole
-from course_lib.staff.grade.owners import safe_name
 from course_lib.exercises.verdict import TargetResult, Verdict
+from course_lib.staff.grade.html_page import block, bullets, counted, page, shown, state
+from course_lib.staff.grade.owners import safe_name
+from course_lib.staff.grade.results import Result, write_whole
 
 FOLDER = "feedback"
 WORDS = {"right": "right", "wrong": "not right yet", "blank": "still blank", "unchecked": "could not be checked"}

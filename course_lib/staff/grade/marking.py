@@ -9,19 +9,19 @@ import hashlib
 import hmac
 from collections.abc import Generator
 
-from course_lib.staff.grade.sandbox_process import Told
-from course_lib.staff.grade.sandbox_side.answers import Unreadable, unpack
-from course_lib.staff.grade.limits import Limits
-from course_lib.staff.grade.copied_answers import copied
-from course_lib.staff.grade.results import Result
-from course_lib.staff.grade.review import suspicious
-from course_lib.staff.grade.submissions import Submission
 from course_lib.exercises import judges
 from course_lib.exercises.ask import WRITE_HERE
-from course_lib.exercises.notebook_cells import answer_notes, answering_cells, checked_questions, notebook_of
 from course_lib.exercises.judge import judge
+from course_lib.exercises.notebook_cells import answer_notes, answering_cells, checked_questions, notebook_of
 from course_lib.exercises.question import Question
 from course_lib.exercises.verdict import NO_ANSWER, Verdict
+from course_lib.staff.grade.copied_answers import copied
+from course_lib.staff.grade.limits import Limits
+from course_lib.staff.grade.results import Result
+from course_lib.staff.grade.review import suspicious
+from course_lib.staff.grade.sandbox_process import Told
+from course_lib.staff.grade.sandbox_side.answers import Unreadable, unpack
+from course_lib.staff.grade.submissions import Submission
 
 MOST_ERRORS = 5  # of cells, told in the notes
 RUNS = 3  # of one notebook: the first, and two more without the cell that ended one

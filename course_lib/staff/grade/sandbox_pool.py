@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from course_lib.doctor import NEEDS
 from course_lib.errors import CourseError
-from course_lib.staff.grade.sandbox_process import Box, BoxFailed, Told
 from course_lib.staff.grade.results import Result
+from course_lib.staff.grade.sandbox_process import Box, BoxFailed, Told
 
 TRIES = 2  # of one run in a sandbox that fails
 

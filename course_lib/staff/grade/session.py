@@ -17,19 +17,19 @@ from pathlib import Path
 from course_lib import devices
 from course_lib.errors import CourseError
 from course_lib.staff.grade import (
-    sandbox_pool,
     exports,
     feedback,
+    grade_slurm,
     marking,
     results,
-    sandbox,
     results_csv,
-    grade_slurm,
+    sandbox,
+    sandbox_pool,
     submissions,
     summary,
 )
-from course_lib.staff.grade.limits import Limits
 from course_lib.staff.grade.html_page import counted
+from course_lib.staff.grade.limits import Limits
 from course_lib.staff.grade.results import Result
 from course_lib.staff.grade.submissions import Submission
 

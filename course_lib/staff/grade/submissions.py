@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from course_lib.errors import CourseError
+from course_lib.exercises.notebook_cells import exercise_name, notebook_of
 from course_lib.staff.grade.owners import (
     Owner,
     ending,
@@ -30,7 +31,6 @@ from course_lib.staff.grade.owners import (
     safe_name,
     shown,
 )
-from course_lib.exercises.notebook_cells import exercise_name, notebook_of
 
 NOTEBOOK_BYTES = 20_000_000
 LEARNER_BYTES = 100_000_000  # expanded, so that one learner's bomb costs the others nothing

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from course_lib.exercises.verdict import Verdict
 from course_lib.staff.grade.html_page import bullets, page, shown, state, table
 from course_lib.staff.grade.results import Result, write_whole
-from course_lib.exercises.verdict import Verdict
 
 STATES = {"right": "right", "wrong": "wrong", "blank": "blank", "unchecked": "not checked"}
 _BAR = "A bar holds right, wrong, blank and not checked, from left to right."

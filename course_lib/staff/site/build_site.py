@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from course_lib.staff.site import source_pages, reference
 from course_lib.errors import CourseError
+from course_lib.staff.site import reference, source_pages
 
 STATIC, TEMPLATES = (Path(__file__).parent / name for name in ("static", "templates"))
 MARK = ".buildinfo"  # Sphinx leaves it in what it builds

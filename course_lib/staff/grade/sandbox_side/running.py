@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from course_lib.exercises.ask import ask
 from course_lib.staff.grade.sandbox_side import answers as form
 from course_lib.staff.grade.sandbox_side.channel import LOOK, RECORD, open_channel
-from course_lib.exercises.ask import ask
 
 MOST_ITEMS = 10_000  # of a learner's list that are looked at one by one
 KNOWN_CLASSES = frozenset(
