@@ -20,7 +20,7 @@ RECORDS = "digits-1.0.0/digits/1.0.0/digits-train.tfrecord-00000-of-00001"
 PREPARE_AT_ONCE = """
 import os, sys, tensorflow
 from pathlib import Path
-from course_lib import digits, digits_builder
+from course_lib.data import digits, digits_builder
 digits.source("test")  # the slow imports, once; then four processes that start on one signal
 folder, (wait_end, go_end) = Path(sys.argv[1]), os.pipe()
 children = []
@@ -35,7 +35,7 @@ os.write(go_end, b"gogo")
 print([os.waitpid(child, 0)[1] for child in children])
 """
 STOP_HALF_WAY = (
-    "import sys; from pathlib import Path; from course_lib import digits_builder\n"
+    "import sys; from pathlib import Path; from course_lib.data import digits_builder\n"
     "def stop(folder): print('half way', flush=True); sys.stdin.readline()\n"
     "digits_builder._checksums = stop; digits_builder.prepared(Path(sys.argv[1]))"
 )

@@ -76,7 +76,7 @@ HEAD = """
 import operator, socket, sys
 import numpy as np
 from course_lib.staff.grade.sandbox_side import channel, guard
-from course_lib.exercises import asking
+from course_lib.exercises import ask as asking
 from course_lib.exercises.probes import ex00
 """
 

@@ -89,10 +89,10 @@ _ATTRIBUTES = (
 _TAUGHT = r"probes|Exercise|CheckFailed|Mistake|Question|Target"  # what lessons and exercises import themselves
 _REACHING = re.compile(
     rf"({'|'.join(map(re.escape, (*_MODULES, *_MEMBERS)))}|os\.(?:exec|spawn|posix_spawn)\w+"
-    rf"|course_lib\.grade|course_lib\.grading\.(?!(?:{_TAUGHT})\b)\w+)(?:\.|$)"
+    rf"|course_lib\.staff|course_lib\.exercises\.(?!(?:{_TAUGHT})\b)\w+)(?:\.|$)"
 )
 _MENTIONED = re.compile(
-    rf"(?<!\w)(?:{'|'.join(map(re.escape, (*_MODULES, *_MEMBERS, *_ATTRIBUTES)))}|course_lib\.grade)(?!\w)|/proc/"
+    rf"(?<!\w)(?:{'|'.join(map(re.escape, (*_MODULES, *_MEMBERS, *_ATTRIBUTES)))}|course_lib\.staff)(?!\w)|/proc/"
 )
 _SETTERS = ("setattr", "delattr", *(f"{it}.__{verb}attr__" for it in ("object", "type") for verb in ("set", "del")))
 _SETTINGS = ("jax.config.", "matplotlib.")  # made to be set
