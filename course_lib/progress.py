@@ -4,8 +4,8 @@ import html
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from course_lib import tables
 from course_lib.exercises import journal, judges
+from course_lib.table import Table
 
 _HEADERS = ("Exercise", "Points", "Checks", "Open questions")
 
@@ -74,7 +74,7 @@ class Progress:
             for one in self.exercises
         ]
         caption = f"Your progress: {self.points} of {self.of} points"
-        return f"{tables.as_html(_HEADERS, rows, caption)}<p>{html.escape(self.next_step)}</p>"
+        return f"{Table(_HEADERS, rows, caption)._repr_html_()}<p>{html.escape(self.next_step)}</p>"
 
 
 def read(folder: str | Path) -> Progress:

@@ -14,6 +14,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 
+from course_lib.table import Table
+
 # Okabe & Ito (2008): eight colours that colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442", "#000000")
 MARKERS = "osD^vPX*"
@@ -309,13 +311,7 @@ def save(figure: Figure, path) -> None:
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A table in plain text: the first column to the left, the others to the right."""
-    cells = [[str(cell) for cell in row] for row in (headers, *rows)]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    aligned = (
-        [cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))]
-        for row in cells
-    )
-    return "\n".join("  ".join(row).rstrip() for row in aligned)
+    return repr(Table(headers, rows))
 
 
 def source(function) -> str:

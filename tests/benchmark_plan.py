@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from course_lib import cluster, devices, models, training
-from course_lib.planner import Layout, from_keras, replay, this_machine
+from course_lib.planner import Layout, from_keras, measured_machine, replay
 
 NAMES = devices.simulate(4).names
 MODELS = {
@@ -59,8 +59,8 @@ def time_ratios(pairs: int) -> None:
         step, network = real_step(MODELS[name], strategies[replicas], global_batch), from_keras(MODELS[name]())
         ratios = []
         for _ in range(pairs):
-            here = this_machine.this_machine(replicas, memory=False)
-            trial = this_machine.prepared(network, here, layout(replicas, global_batch), global_batch)
+            here = measured_machine.this_machine(replicas, memory=False)
+            trial = measured_machine.prepared(network, here, layout(replicas, global_batch), global_batch)
             seconds = replay.median_seconds({**trial.calls, "step": step})
             measured = seconds.pop("step")
             predicted = trial.step_time(seconds)
@@ -88,10 +88,10 @@ def peak_bytes(task, global_batch: int, model_config: dict) -> int:
 
 
 def memory_ratios(pairs: int) -> None:
-    here = this_machine.this_machine()
+    here = measured_machine.this_machine()
     for name, global_batch in WEIGHED:
         network = from_keras(MODELS[name]())
-        need = this_machine.memory(network, here, layout(1, global_batch), global_batch)
+        need = measured_machine.memory(network, here, layout(1, global_batch), global_batch)
         predicted = need.total - need.weights - need.optimizer  # what is there before the step
         arguments = {"global_batch": global_batch, "model_config": network.model.get_config()}
         job = cluster.Job(peak_bytes, arguments=arguments, resources=cluster.Resources(cpus=1))

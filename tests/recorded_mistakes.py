@@ -1,23 +1,27 @@
 """What the probes of questions that take long answer to their known mistakes, recorded by running every one.
 
-`python tests/recorded_mistakes.py [EXERCISE ...]` runs them again, half a minute each,
-and stores the answers. `make test` judges all that is stored; CI also runs one of each question.
+`python tests/recorded_mistakes.py [EXERCISE ...]` runs those whose code has changed, half a
+minute each, and stores the answers. `make test` judges all that is stored; CI also runs one of each question.
 """
 
 import argparse
+import ast
 import hashlib
 import json
 import sys
 from pathlib import Path
 
 import numpy as np
+from wrong_answers import stand_ins
 
 from course_lib.exercises import judges
 from course_lib.exercises.ask import ask
-from course_lib.exercises.question import Question
+from course_lib.exercises.judges import published
+from course_lib.exercises.question import Mistake, Question
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(__file__).with_name("recorded_mistakes")
+PROBES = ROOT / "course_lib" / "exercises" / "probes"
 SEED = 0
 
 
@@ -25,33 +29,50 @@ def long_questions(exercise: str) -> list[Question]:
     return [question for question in judges.questions(exercise) if question.takes_long]
 
 
-def source_digest(exercise: str) -> str:
-    """Of the exercise's mistakes and probes, and what all probes share: another digest asks for another recording."""
+def source_digest(exercise: str, question: Question, mistake: Mistake) -> str:
+    """Of what the answers depend on, whatever its layout and comments: the probes, and the mistake itself."""
     module, others = (
         judges.MODULES[exercise],
-        tuple(name for name in judges.MODULES.values() if name != judges.MODULES[exercise]),
+        [name for name in judges.MODULES.values() if name != judges.MODULES[exercise]],
     )
-    folder = ROOT / "course_lib" / "exercises"
-    paths = sorted([*folder.glob(f"judges/{module}*.py"), *folder.glob("probes/*.py")])
-    return hashlib.sha256(
-        b"\0".join(path.read_bytes() for path in paths if not path.name.startswith(others))
-    ).hexdigest()
+    probes = sorted(path for path in PROBES.glob("*.py") if not path.name.startswith(tuple(others)))
+    wrong = Path(__file__).parent / "wrong_answers" / f"{module}.py"
+    if mistake.edit:
+        sources = [question.answer.before, published.edited(question.answer.source, mistake.edit)]
+    else:
+        sources = [wrong.read_text()] if not mistake.wrong else []
+    trees = [ast.dump(_without_docstrings(ast.parse(text))) for text in [*map(Path.read_text, probes), *sources]]
+    return hashlib.sha256("\0".join(trees).encode()).hexdigest()
 
 
-def read(exercise: str) -> dict:
-    """The digest under "source", and per question and mistake the answers; arrays have become lists."""
-    first, *rest = map(json.loads, (FOLDER / f"{exercise}.jsonl").read_text().splitlines())
-    return {**first, **{(line["question"], line["mistake"]): line["answers"] for line in rest}}
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return tree
 
 
-def record(exercise: str) -> None:
-    """Run every known mistake of an exercise's long questions, and store what their probes answer."""
-    lines = [{"source": source_digest(exercise)}]
+def read(exercise: str) -> dict[tuple[str, str], dict]:
+    """By question and mistake: "source", its digest, and "answers", in which arrays have become lists."""
+    lines = map(json.loads, (FOLDER / f"{exercise}.jsonl").read_text().splitlines())
+    return {(line["question"], line["mistake"]): line for line in lines}
+
+
+def record(exercise: str, again: bool) -> None:
+    """Run known mistakes of an exercise's long questions, and store what their probes answer.
+
+    again  all of them; else those whose digest is another one than the stored
+    """
+    stored, lines = read(exercise) if (FOLDER / f"{exercise}.jsonl").exists() else {}, []
     for question in long_questions(exercise):
         for mistake in question.mistakes:
-            answers = ask(question.probe, question.asks_for, question.stand_ins(mistake), SEED)
-            lines.append({"question": question.name, "mistake": mistake.name, "answers": answers})
-            print(f"{exercise} {question.name}: {mistake.name}", flush=True)
+            line = stored.get((question.name, mistake.name), {})
+            source = source_digest(exercise, question, mistake)
+            if again or line.get("source") != source:
+                answers = ask(question.probe, question.asks_for, stand_ins(exercise, question, mistake), SEED)
+                line = {"question": question.name, "mistake": mistake.name, "source": source, "answers": answers}
+                print(f"{exercise} {question.name}: {mistake.name}", flush=True)
+            lines.append(line)
     FOLDER.mkdir(exist_ok=True)
     text = "".join(json.dumps(line, default=np.ndarray.tolist) + "\n" for line in lines)
     for place in (f"{ROOT}/", f"{sys.prefix}/"):  # an exception may quote files
@@ -65,9 +86,11 @@ if __name__ == "__main__":
     known = [exercise for exercise in judges.MODULES if long_questions(exercise)]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("exercise", nargs="*", help=f"all by default: {', '.join(known)}")
-    chosen = parser.parse_args().exercise or known
+    parser.add_argument("--again", action="store_true", help="also those whose code is as it was recorded")
+    arguments = parser.parse_args()
+    chosen = arguments.exercise or known
     if unknown := set(chosen) - set(known):
         parser.error(f"no questions that take long in {', '.join(sorted(unknown))}; they are in {', '.join(known)}")
     devices.simulate(4)
     for name in chosen:
-        record(name)
+        record(name, arguments.again)

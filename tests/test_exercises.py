@@ -14,10 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import recorded_mistakes
+from wrong_answers import stand_ins
 
 from course_lib.exercises import judges
 from course_lib.exercises.ask import ask
 from course_lib.exercises.judge import judge, same
+from course_lib.exercises.judges import published
 from course_lib.exercises.notebook_cells import question_tags, read_notebook
 from course_lib.exercises.verdict import Verdict
 from course_lib.staff import new_exercises
@@ -154,7 +156,7 @@ def test_blank_fails_as_blank(exercise, question, blank):
 
 @each_mistake_and_seed
 def test_mistake_fails_and_is_recognised_as_itself(exercise, question, mistake, seed, right_answers):
-    answers = ask(question.probe, question.asks_for, question.stand_ins(mistake), seed)
+    answers = ask(question.probe, question.asks_for, stand_ins(exercise, question, mistake), seed)
     verdict = assert_recognised(question, mistake, answers, seed)
     if seed == SEEDS_OF_MISTAKES[0] and not question.takes_long and mistake.name not in AGREE:
         shown = {token.rstrip(".,") for token in re.findall(r"\d[\d.,e+-]*", verdict.message)}
@@ -180,14 +182,11 @@ def long_numbers(value) -> Iterator[str]:
 
 @each_recorded_mistake
 def test_recorded_mistake_fails_and_is_recognised_as_itself(exercise, question, mistake):
-    answers = recorded_mistakes.read(exercise)[question.name, mistake.name]
-    assert_recognised(question, mistake, answers, recorded_mistakes.SEED)
-
-
-@pytest.mark.parametrize("exercise", sorted({row[0] for row in LONG}))
-def test_the_recording_was_made_with_this_code(exercise):
-    stored = recorded_mistakes.read(exercise)["source"]
-    assert stored == recorded_mistakes.source_digest(exercise), f"run python tests/recorded_mistakes.py {exercise}"
+    recorded = recorded_mistakes.read(exercise)[question.name, mistake.name]
+    assert recorded["source"] == recorded_mistakes.source_digest(exercise, question, mistake), (
+        f"its code has changed: run python tests/recorded_mistakes.py {exercise}"
+    )
+    assert_recognised(question, mistake, recorded["answers"], recorded_mistakes.SEED)
 
 
 def assert_recognised(question, mistake, answers, seed) -> Verdict:
@@ -196,6 +195,11 @@ def assert_recognised(question, mistake, answers, seed) -> Verdict:
     assert verdict.mistake == mistake.name, verdict.message
     assert verdict.hints == (mistake.what, mistake.where)
     return verdict
+
+
+def test_published_answers_are_what_generation_gives():
+    wanted = new_exercises.published_answers(sorted((ROOT / "solutions").glob("*.ipynb")))
+    assert published.FILE.read_bytes() == wanted, "run `course new-exercises`"
 
 
 def test_exercises_are_what_generation_gives():

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "course_lib"
 
 # A module imports those before it, never those after it.
 ORDER = (
-    ("errors", "tables", "show", "devices", "data", "models", "compare", "profiler", "measure"),  # every lesson
+    ("errors", "table", "show", "devices", "data", "models", "compare", "profiler", "measure"),  # every lesson
     ("collectives", "precision", "training"),  # 02, 09
     ("cluster", "support_matrix", "tcp_bytes", "parameter_server"),  # 03, 04
     ("layout_maps", "sharding", "tpu"),  # 07, 05

@@ -11,7 +11,7 @@ from course_lib.errors import CourseError
 
 tf = pytest.importorskip("tensorflow")
 
-from course_lib.planner import Layout, replay, this_machine, trace_tensorflow  # noqa: E402
+from course_lib.planner import Layout, measured_machine, replay, trace_tensorflow  # noqa: E402
 from course_lib.planner.bfc_allocator import FIRST_REGION, PAGE, Pool  # noqa: E402
 from course_lib.planner.keras_model import from_keras, input_shapes  # noqa: E402
 
@@ -28,7 +28,7 @@ def traced(model, rows: int = 4):
 
 @pytest.fixture(scope="module")
 def here():
-    return {count: this_machine.this_machine(count, memory=False) for count in (1, 4)}
+    return {count: measured_machine.this_machine(count, memory=False) for count in (1, 4)}
 
 
 def test_this_machine_is_a_cluster_of_equal_devices(here):
@@ -60,7 +60,7 @@ def test_equal_blocks_are_tried_once(here):
     model = models.transformer(50, 12, layers=3, width=16)
     pieces = replay.pieces(traced(model))
     assert len({piece.work for piece in pieces}) < len(pieces) / 2
-    trial = this_machine.prepared(from_keras(model), here[1], float32(1, 2), 6)
+    trial = measured_machine.prepared(from_keras(model), here[1], float32(1, 2), 6)
     assert sum(trial.times.values()) == 3 * len(pieces)  # three micro-batches
 
 
@@ -106,13 +106,13 @@ def test_a_machine_can_be_measured_with_other_numbers_of_devices_in_turn():
     one_each = lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0))  # noqa: E731
     total = tf.function(lambda: strategy.run(one_each), autograph=False)
     for count in (2, 4):
-        replay.all_reduce(256, FOUR[:count], this_machine.GROUPS + count)()
+        replay.all_reduce(256, FOUR[:count], measured_machine.GROUPS + count)()
         assert float(strategy.experimental_local_results(total())[0]) == 4
 
 
 def test_a_step_is_composed_of_what_was_tried(here):
     network = from_keras(models.mlp((8, 8, 1), 10, width=16))
-    trial = this_machine.prepared(network, here[4], float32(4, 8), 64)  # two micro-batches of 8 on each of four
+    trial = measured_machine.prepared(network, here[4], float32(4, 8), 64)  # two micro-batches of 8 on each of four
     seconds = dict.fromkeys(trial.times, 3.0) | {"nothing": 1.0, "update": 5.0}
     step = trial.step_time(seconds)
     assert (step.compute, step.memory, step.overhead) == (2 * 2 * (3 - 1), 5 - 1, here[4].start_seconds)
@@ -121,7 +121,7 @@ def test_a_step_is_composed_of_what_was_tried(here):
 
 
 def test_step_time_tries_it_all(here):
-    step = this_machine.step_time(from_keras(models.mlp((8, 8, 1), 10, width=16)), here[1], float32(1, 8), 8)
+    step = measured_machine.step_time(from_keras(models.mlp((8, 8, 1), 10, width=16)), here[1], float32(1, 8), 8)
     assert step.total > 0 and step.data == step.tensor == step.bubble == 0
 
 
@@ -138,18 +138,18 @@ def test_step_time_tries_it_all(here):
 )
 def test_what_this_machine_cannot_try_gets_one_clear_line(here, layout, message):
     with pytest.raises(CourseError, match=message):
-        this_machine.prepared(from_keras(models.mlp((4, 4, 1), 3, width=4)), here[4], layout, 64)
+        measured_machine.prepared(from_keras(models.mlp((4, 4, 1), 3, width=4)), here[4], layout, 64)
 
 
 def test_too_few_devices_get_the_remedy():
     with pytest.raises(CourseError, match=r"needs 9 devices .* 4 logical CPU devices: call devices.simulate\(9\)"):
-        this_machine.this_machine(9)
+        measured_machine.this_machine(9)
 
 
 def test_memory_by_kind(here):
     network = from_keras(models.cnn((32, 32, 3), 10, filters=(16, 16)))
     known = replace(here[1], framework_bytes=(1.0, 2.0))
-    small, large = (this_machine.memory(network, known, float32(1, rows), rows) for rows in (16, 64))
+    small, large = (measured_machine.memory(network, known, float32(1, rows), rows) for rows in (16, 64))
     assert small.weights == small.gradients == small.optimizer / 2 == 4 * network.parameters
     assert large.activations == 4 * small.activations == 64 * 4 * sum(block.kept for block in network.blocks)
     assert large.framework == small.framework == 2.0  # it convolves

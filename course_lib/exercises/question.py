@@ -30,16 +30,19 @@ class Mistake:
     what       first hint: what is wrong
     where      second hint: where to look
     wrong      the mistake itself: a function in place of the one name that the
-               question asks for, or a dict with an object for each name
-    recognise  (answers, seed) -> bool; without it, the question's probe runs on
-               `wrong` and the plain values are compared
+               question asks for, or a dict with an object for each name; None with an edit
+    recognise  (answers, seed) -> bool; without it, the question's probe runs on the
+               mistake and the plain values are compared
+    edit       the mistake as an edit of the published answer: texts that stand once in it, each with its
+               replacement
     """
 
     name: str
     what: str
     where: str
-    wrong: Callable | Mapping[str, object]
+    wrong: Callable | Mapping[str, object] | None = None
     recognise: Callable[[Answers, int], bool] | None = None
+    edit: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,11 @@ class Question:
     probe     (names, seed) -> plain values; runs beside the learner's code
     targets   every one must hold for the points
     mistakes  tried in order when a target fails; the first that fits is named
+    answer    the published one, which mistakes edit: judges.published.Answer
     takes_long  the probe takes many seconds, so every mistake has a `recognise`
               of its own, and tests run few seeds
     Raises    ValueError when a mistake stands in for other names than asked for,
-              or would have the probe run again to be recognised
+              edits an answer that is not there, or would have the probe run again to be recognised
     """
 
     name: str
@@ -63,18 +67,24 @@ class Question:
     probe: Callable[[Mapping[str, object], int], dict[str, object]]
     targets: tuple[Target, ...]
     mistakes: tuple[Mistake, ...]
+    answer: object | None = None
     points: int = 1
     takes_long: bool = False
 
     def __post_init__(self) -> None:
         for mistake in self.mistakes:
-            if self.takes_long and not mistake.recognise:
+            if not mistake.recognise and (self.takes_long or not (mistake.edit or mistake.wrong)):
                 raise ValueError(f"{self.name}: mistake {mistake.name!r} needs a `recognise`, or the probe runs again")
-            if set(self.stand_ins(mistake)) != set(self.asks_for):
+            if mistake.edit and not self.answer:
+                raise ValueError(f"{self.name}: mistake {mistake.name!r} edits an answer that is not given")
+            if mistake.wrong and set(self.stand_ins(mistake)) != set(self.asks_for):
                 raise ValueError(f"{self.name}: mistake {mistake.name!r} must stand in for {', '.join(self.asks_for)}")
 
     def stand_ins(self, mistake: Mistake) -> dict[str, object]:
-        """The names as a learner with this mistake would define them."""
+        """The names as a learner with this mistake would define them; none where only tests hold the mistake."""
+        if mistake.edit:
+            names = self.answer.names(mistake.edit)
+            return {name: names[name] for name in self.asks_for}
         if isinstance(mistake.wrong, Mapping):
             return dict(mistake.wrong)
-        return {self.asks_for[0]: mistake.wrong}
+        return {self.asks_for[0]: mistake.wrong} if mistake.wrong else {}

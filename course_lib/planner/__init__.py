@@ -30,7 +30,7 @@ __all__ = [
     "StepTime",
 ]
 __all__ += ["Transformer", "find_chip", "fitted", "from_keras", "predict", "search", "this_machine"]
-WITH_A_FRAMEWORK = {"from_keras": "keras_model", "this_machine": "this_machine"}
+WITH_A_FRAMEWORK = {"from_keras": "keras_model", "this_machine": "measured_machine"}
 
 
 def __getattr__(name: str):

@@ -212,7 +212,7 @@ def _cluster(arguments: argparse.Namespace) -> Cluster:
             f"a transformer by numbers is planned for a chip: add --chip, such as {', '.join(list(CHIPS)[5:9])}."
         )
     devices.simulate(arguments.chips)
-    from course_lib.planner.this_machine import this_machine
+    from course_lib.planner.measured_machine import this_machine
 
     return this_machine(arguments.chips)
 

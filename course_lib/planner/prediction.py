@@ -164,19 +164,19 @@ def _figures(model, chain: Chain, cluster: Cluster, layout: Layout, global_batch
         (constants.time_low, constants.time_high),
     )
     if cluster.measured:
-        from course_lib.planner import this_machine  # needs TensorFlow
+        from course_lib.planner import measured_machine  # needs TensorFlow
 
         # The allocator that is played through is the CPU's; a GPU's memory is counted by the formulas.
         need = (
-            this_machine.memory(chain, cluster, layout, global_batch)
+            measured_machine.memory(chain, cluster, layout, global_batch)
             if cluster.shared
             else memory(chain, layout, global_batch, constants)
         )
         return (
             need,
-            this_machine.MEMORY_AROUND,
-            this_machine.step_time(chain, cluster, layout, global_batch),
-            this_machine.TIME_AROUND,
+            measured_machine.MEMORY_AROUND,
+            measured_machine.step_time(chain, cluster, layout, global_batch),
+            measured_machine.TIME_AROUND,
         )
     step = step_time(chain, cluster, layout, global_batch, constants)
     if cluster.chip.family != TPU:

@@ -1,19 +1,22 @@
-"""Generate exercises/ from solutions/, and leave alone what a learner has touched.
+"""Generate exercises/ and the judges' published answers from solutions/, and leave alone what a learner has touched.
 
 Needs nothing. An answer cell is tagged with its question; what stands between its
 BEGIN and END lines becomes a blank, and all outputs go. The same solution always
 gives the same bytes.
 """
 
+import ast
 import hashlib
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from course_lib.errors import CourseError
 from course_lib.exercises import judges
 from course_lib.exercises.ask import WRITE_HERE
+from course_lib.exercises.judges import published
 from course_lib.exercises.notebook_cells import checked_questions, question_tags, read_notebook
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
@@ -40,7 +43,38 @@ def generate(solutions_folder: str | Path, exercises_folder: str | Path) -> list
     made = [(path.name, as_bytes(exercise_of(read_notebook(path), path))) for path in solutions]
     folder = Path(exercises_folder)
     folder.mkdir(parents=True, exist_ok=True)
+    published.FILE.write_bytes(published_answers(solutions))
     return [_write(folder / name, content) for name, content in made]
+
+
+def published_answers(solutions: list[Path]) -> bytes:
+    """What judges.published reads: per exercise its imports, then each question's answer."""
+    found = {path.stem: _answers(read_notebook(path)["cells"]) for path in solutions}
+    return (json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _answers(cells: list[dict]) -> dict[str, str]:
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    tagged = {question_tags(cell)[0]: cell["source"] for cell in code if question_tags(cell)}
+    return {"imports": _imports(code[0]["source"])} | {name: _without_markers(tagged[name]) for name in sorted(tagged)}
+
+
+def _imports(source: str) -> str:
+    """The set-up cell's imports and constants: nothing that installs, makes devices or checks."""
+    tree = ast.parse(re.sub(r"(?m)^(\s*)%.*$", r"\1pass", source))
+    kept = (ast.Constant, ast.BinOp, ast.operator, ast.Name, ast.Store)
+    return "\n".join(
+        ast.unparse(part)
+        for part in tree.body
+        if isinstance(part, (ast.Import, ast.ImportFrom))
+        and ast.unparse(part) != "from course_lib.exercises import Exercise"
+        or isinstance(part, ast.Assign)
+        and all(isinstance(node, kept) for value in (part.value, *part.targets) for node in ast.walk(value))
+    )
+
+
+def _without_markers(source: str) -> str:
+    return "\n".join(line for line in source.splitlines() if line.strip() not in (BEGIN, END))
 
 
 def exercise_of(solution: dict, path: Path) -> dict:

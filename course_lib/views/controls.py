@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from course_lib import tables
 from course_lib.errors import CourseError
+from course_lib.table import Table
 
 DOTS_PER_INCH = 90  # small enough to be drawn anew at each move of a control
 PLAY_MILLISECONDS = 600  # from one picture to the next: longer than one takes to be drawn
@@ -42,16 +42,14 @@ class View:
         return self.figure.caption
 
     def __repr__(self) -> str:
-        from course_lib import show
-
-        parts = (self.caption, show.table(self.headers, self.rows), self.command and f"In a terminal: {self.command}")
+        parts = (self.caption, repr(Table(self.headers, self.rows)), self.command and f"In a terminal: {self.command}")
         return "\n\n".join(filter(None, parts))
 
     def _repr_html_(self) -> str:
         data, caption = base64.b64encode(self.figure.picture(DOTS_PER_INCH)).decode(), escape(self.caption)
         return (
             f'<figure><img alt="{caption}" src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'
-            + tables.as_html(self.headers, self.rows)
+            + Table(self.headers, self.rows)._repr_html_()
             + (f"<p>In a terminal: <code>{escape(self.command)}</code></p>" if self.command else "")
         )
 

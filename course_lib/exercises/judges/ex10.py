@@ -10,7 +10,7 @@ import numpy as np
 from course_lib.exercises.judges import forms
 from course_lib.exercises.probes import ex10 as probes
 from course_lib.exercises.question import Mistake, Question, Target
-from course_lib.planner import Layout, layout_search, predict
+from course_lib.planner import Layout, predict, search
 from course_lib.profiler import covered_seconds
 
 EXACT = 1e-6  # relative: float64 arithmetic in another order
@@ -244,7 +244,7 @@ ACTIVATIONS = Question(
 
 @functools.lru_cache(maxsize=32)
 def _found(seed):
-    return tuple(layout_search(*given, precision="bfloat16_master").ranked for given in probes.choices(seed))
+    return tuple(search(*given, precision="bfloat16_master").ranked for given in probes.choices(seed))
 
 
 def _sure(ranked):
@@ -269,7 +269,7 @@ def _choose(rule):
     """A learner's function that searches and lets `rule` choose among those that fit, the fastest first."""
 
     def choose_layout(model, cluster, global_batch):
-        return rule(layout_search(model, cluster, global_batch, precision="bfloat16_master").ranked)
+        return rule(search(model, cluster, global_batch, precision="bfloat16_master").ranked)
 
     return choose_layout
 
@@ -380,7 +380,7 @@ CHOICE = Question(
             "Keras' precision",
             "You search in the search's usual precision, which keeps the weights in float32.",
             "`search` has a `precision`, and the question names one.",
-            lambda model, cluster, batch: _leanest(_near(_sure(layout_search(model, cluster, batch).ranked))),
+            lambda model, cluster, batch: _leanest(_near(_sure(search(model, cluster, batch).ranked))),
             lambda answers, seed: _precisions(answers) == {"mixed_bfloat16"},
         ),
     ),

@@ -145,9 +145,7 @@ def _layout(rng: np.random.Generator, mesh: dict[str, int]) -> dict[str, object]
 
 def probe_coverage(names, seed):
     """What the learner's function says of each case."""
-    said = [
-        names["covered"](dict(case["layout"]), dict(case["shapes"]), dict(case["mesh"])) for case in layouts(seed)
-    ]
+    said = [names["covered"](dict(case["layout"]), dict(case["shapes"]), dict(case["mesh"])) for case in layouts(seed)]
     return {
         "held": [{path: list(shape) for path, shape in held.items()} for held, _ in said],
         "idle": [list(idle) for _, idle in said],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from course_lib.planner import Cluster, Layout, Transformer, find_chip, layout_search
+from course_lib.planner import Cluster, Layout, Transformer, find_chip, search
 from course_lib.profiler import Event
 
 RECORDED = Path(__file__).with_name("ex10_recordings.json")
@@ -92,11 +92,11 @@ def choices(seed: int) -> tuple[tuple[Transformer, Cluster, int], ...]:
         model = Transformer(layers, width, width // 128, 32_000, 2048)
         batch = 2 * chips * int(rng.integers(1, 4))
         roomy = Cluster(replace(find_chip(chip), memory_bytes=1e15), chips)
-        fastest = layout_search(model, roomy, batch, precision="bfloat16_master").best
+        fastest = search(model, roomy, batch, precision="bfloat16_master").best
         middle = (fastest.memory.total + fastest.memory_interval[1]) / 2
         made.append((model, Cluster(replace(roomy.chip, memory_bytes=middle), chips), batch))
     model, cluster, batch = made[1]
-    ranked = layout_search(model, cluster, batch, precision="bfloat16_master").ranked
+    ranked = search(model, cluster, batch, precision="bfloat16_master").ranked
     smallest = min(ranked, key=lambda found: found.memory.total)
     tight = replace(cluster.chip, memory_bytes=(smallest.memory.total + smallest.memory_interval[1]) / 2)
     return (*made, (model, Cluster(tight, cluster.chips), batch))
