@@ -86,7 +86,7 @@ _ATTRIBUTES = (
     "input_transformers_post",
     "tb_frame",
 )
-_TAUGHT = r"probes|Exercise|CheckFailed|Mistake|Question|Target"  # what lessons and exercises import themselves
+_TAUGHT = r"given|probes|Exercise|CheckFailed|Mistake|Question|Target"  # what lessons and exercises import themselves
 _REACHING = re.compile(
     rf"({'|'.join(map(re.escape, (*_MODULES, *_MEMBERS)))}|os\.(?:exec|spawn|posix_spawn)\w+"
     rf"|course_lib\.staff|course_lib\.exercises\.(?!(?:{_TAUGHT})\b)\w+)(?:\.|$)"
