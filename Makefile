@@ -42,7 +42,7 @@ clean:
 
 # A lock holds names, versions and markers, and no address.
 COMPILE := $(BIN)/uv pip compile --quiet --no-header --no-annotate
-EXTRAS := cpu jax lab test book browser legacy
+EXTRAS := cpu jax lab test lint book browser legacy
 COLAB_EXTRAS := cpu jax notebook test legacy
 COLAB_TPU_EXTRAS := jax notebook test
 COLAB := --python-version 3.13 --python-platform x86_64-manylinux_2_31

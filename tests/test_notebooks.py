@@ -19,7 +19,7 @@ REPOSITORY, BRANCH = fork_badges.home(ROOT / "README.md")  # a fork's own, after
 SET_UP = f"""\
 try:
     import course_lib
-except ImportError:  # Colab: install this course; it replaces nothing that Colab has
+except ImportError:  # Colab: install this course, and replace nothing
     %pip install -q git+https://github.com/{REPOSITORY}
 """
 BADGE = f"https://colab.research.google.com/github/{REPOSITORY}/blob/{BRANCH}"
