@@ -1,5 +1,27 @@
-"""Runnable helpers of the distributed training course.
+"""The library of the distributed training course. This page is its map; importing it imports nothing else.
 
-Importing this package imports no framework: each module brings in the one it
-needs when you import that module.
+What lessons teach, about 5,000 lines, in the order in which modules may import each other:
+
+  errors table show           mistakes in one line, tables, figures with their text alternatives
+  lessons                     the catalogue: number, question, exercise, what a lesson needs
+  devices data models         01  this machine, several devices out of one, the data, a few Keras models
+  compare profiler measure    01  do two runs agree; traces; step times and memory
+  collectives training        02  all-reduces that count their bytes; steps that equal one device
+  cluster                     03  jobs as real processes: here, under Slurm, on Kubernetes
+  support_matrix              03  what stock Keras does under each strategy, as executed
+  tcp_bytes parameter_server  04  bytes on the wire; asynchronous training
+  tpu                         05  a train step compiled for TPUs that are not here
+  pipeline                    06  schedules, cuts, stages in processes
+  layout_maps sharding        07  what a LayoutMap splits, and the bytes that each device holds
+  accumulate                  08  several micro-batches make one update
+  precision                   09  number formats, loss scaling
+  planner views               10  memory and time predicted; views with controls
+  report                      11  a training run as one page
+
+What stands behind them:
+
+  exercises                   check("q1"): probes beside the learner's code, judges with targets and known mistakes
+  progress doctor             a learner's points; what each lesson will do on this machine
+  staff                       the class grader, certificates, the site, generated exercises; not in the wheel
+  bootstrap cli               set-up; the `course` command
 """

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +12,16 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "course_lib"
 
 # A module imports those before it, never those after it.
-ORDER = (
+TAUGHT = (
     ("errors", "table", "show", "devices", "data", "models", "compare", "profiler", "measure"),  # every lesson
     ("collectives", "precision", "training"),  # 02, 09
     ("cluster", "support_matrix", "tcp_bytes", "parameter_server"),  # 03, 04
     ("layout_maps", "sharding", "tpu"),  # 07, 05
     ("pipeline", "accumulate"),  # 06, 08
     ("planner", "views", "report"),  # 10, 11
+)
+ORDER = (
+    *TAUGHT,
     ("exercises", "progress", "doctor"),
     ("bootstrap", "staff", "cli"),
 )
@@ -109,6 +113,38 @@ def test_the_environment_is_read_in_few_places(file):
 def test_modules_that_run_before_anything_is_installed_need_the_standard_library_alone(module):
     tops = {name.split(".")[0] for name in imported(PACKAGE / f"{module}.py")}
     assert tops <= sys.stdlib_module_names
+
+
+def test_a_public_class_name_means_one_thing():
+    places: dict[str, list[str]] = {}
+    for name, file in FILES.items():
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(name)
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def test_a_file_name_means_one_thing():
+    """An exercise's probe and judge share its number, and only packages have the two names that Python gives them."""
+    places: dict[str, list[str]] = {}
+    for name, file in FILES.items():
+        if file.stem not in ("__init__", "__main__") and not re.match(r"ex\d\d", file.stem):
+            places.setdefault(file.stem, []).append(name)
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+@each_file
+def test_a_module_fits_in_a_head(file):
+    most = 700 if file.parent.name == "judges" else 300
+    assert len(file.read_text().splitlines()) <= most
+
+
+def test_what_lessons_teach_stays_small():
+    """The floors of ORDER that a lesson's learner reads, without what starts processes, compiles and plans."""
+    behind = {"cluster", "support_matrix", "tpu", "planner"}
+    taught = {name for floor in TAUGHT for name in floor} - behind
+    lines = sum(len(file.read_text().splitlines()) for file in FILES.values() if room(file) in taught)
+    assert lines <= 5000, f"{lines} lines"
 
 
 def python(code: str) -> str:
