@@ -9,6 +9,7 @@ help:
 	@echo 'make book       set up what is missing and write the course as a web site, build/book'
 	@echo
 	@echo 'For maintainers:'
+	@echo 'make check      what make test begins with, and the quick unit tests: a minute, as you work'
 	@echo 'make exercises  write exercises/ from solutions/'
 	@echo 'make notebooks  execute lessons and solutions and store their outputs'
 	@echo 'make lock       requirements.lock from pyproject.toml; UPGRADE=--upgrade for newer versions'
@@ -19,9 +20,18 @@ help:
 lab: setup
 	@$(BIN)/course lab
 
-# A file's tests stay together: a notebook's cells need their kernel, in order.
-test: setup
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+# A file's tests stay together: a notebook's cells need their kernel, in order. tests/conftest.py puts the longest first.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+check: lint
+	$(PYTEST) -m 'not heavy and not slow' tests
+
+test: lint
+	$(PYTEST)
+
+lint: setup
+	$(BIN)/ruff check --quiet
+	$(BIN)/ruff format --check --quiet
 
 # Nothing is executed: pages show the stored outputs.
 book: setup
@@ -63,4 +73,4 @@ lock-colab: setup
 	$(COMPILE) $(COLAB) --constraint <(grep -v ' @ ' $(FREEZE_TPU)) --override <(echo libtpu==0.0.21.1) \
 	  pyproject.toml $(COLAB_TPU_EXTRAS:%=--extra %) --output-file requirements-colab-tpu.lock
 
-.PHONY: help lab test book exercises notebooks setup clean lock lock-colab
+.PHONY: help lab test check lint book exercises notebooks setup clean lock lock-colab

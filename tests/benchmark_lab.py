@@ -1,7 +1,7 @@
 """How long a learner waits: from `make lab` to an open lesson, and from a move of a control to its new picture.
 
-`python tests/benchmark_lab.py` takes two minutes, and wants chromium and a machine that is set up and has nothing else to
-do. Times are wall clock in the browser: a move counts from the key or click to the first frame with the picture decoded.
+`python tests/benchmark_lab.py` takes two minutes and needs chromium, on a machine that is set up and idle. Times are
+wall clock in the browser: a move counts from the key or click to the first frame with the picture decoded.
 """
 
 import argparse
@@ -20,7 +20,8 @@ from course_lib import views
 WATCH = """shown => {
   window.reactions = [];
   const controls = shown.closest(".widget-vbox");
-  for (const kind of ["change", "keydown"]) controls.addEventListener(kind, event => { window.moved = event.timeStamp; }, true);
+  for (const kind of ["change", "keydown"])
+    controls.addEventListener(kind, event => { window.moved = event.timeStamp; }, true);
   new MutationObserver(async () => {
     await shown.querySelector("img").decode();
     requestAnimationFrame(now => reactions.push(now - moved));
@@ -78,9 +79,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         seconds = until_open(Path(folder), arguments.starts)
-        print(
-            f"make lab to an open lesson: median {statistics.median(seconds):.1f} s, {min(seconds):.1f} to {max(seconds):.1f} s"
-        )
+        middle = statistics.median(seconds)
+        print(f"make lab to an open lesson: median {middle:.1f} s, {min(seconds):.1f} to {max(seconds):.1f} s")
         taken = reactions(Path(folder), arguments.moves)
     for name, milliseconds in {**taken, "all": sum(taken.values(), [])}.items():
         middle, worst = statistics.median(milliseconds), max(milliseconds)

@@ -1,7 +1,7 @@
 """JupyterLab in headless Chromium, used as a person uses it: for test_lab.py and benchmark_lab.py.
 
-The server works on a copy of the course, with settings of nobody. What all cells hold is read from JupyterLab's own model
-of the open notebook, for the page of a long one holds no cell but those in sight.
+The server works on a copy of the course, with nobody's settings. What the cells hold is read from JupyterLab's own
+model of the open notebook, because the page of a long one holds only the cells in sight.
 """
 
 import contextlib
@@ -136,7 +136,9 @@ def run_cell(page: Page, text: str, source: str | None = None) -> Locator:
     """Click into the code cell with this text, write another source over it if given, and run it; gives the cell."""
     cell = in_sight(page, text)
     listen = """window.counted = false;
-      model.stateChanged.connect((_, change) => { counted ||= change.name === "executionCount" && change.newValue !== null; });"""
+      model.stateChanged.connect((_, change) => {
+        counted ||= change.name === "executionCount" && change.newValue !== null;
+      });"""
     page.evaluate(f"() => {{ const model = {CONTENT}.widgets[{place_of(text)}].model; {listen} }}")
     cell.locator(".cm-content").click()
     if source is not None:

@@ -1,8 +1,8 @@
-"""Every exercise of the bank: solution, blank, mistakes, seeds, generated files.
+"""Every exercise: solution, blank, mistakes, seeds, generated files.
 
 `SEEDS=20 python -m pytest tests/test_exercises.py` tries the solutions on 20 seeds, with CI=true those that take long
-too. SEEDS_OF_MISTAKES=20 does so for the known mistakes of quick questions, and with CI=true SEEDS_OF_LONG=20 for those of
-long ones, which takes hours: SEEDS_OF_LONG=5:10 is a part.
+too. SEEDS_OF_MISTAKES=20 does so for the known mistakes of quick questions, and with CI=true SEEDS_OF_LONG=20 for
+those of long ones, which takes hours: SEEDS_OF_LONG=5:10 is a part.
 """
 
 import linecache
@@ -39,7 +39,8 @@ LONG = [row for row in MISTAKES if row[1].takes_long]
 RUN = [row for row in MISTAKES if not row[1].takes_long or row[2] is row[1].mistakes[0] or SEEDS_OF_LONG != (0,)]
 
 
-# Verdicts that hold a number of the right answer and tell none: twice the bytes are off by the bytes; a scale is an input.
+# Verdicts that hold a number of the right answer and still do not give it away: twice the bytes are off by the bytes;
+# a scale is an input.
 AGREE = ("gradients in float32", "no cap", "sums tested")
 
 

@@ -30,7 +30,7 @@ def python(code: str) -> str:
 
 
 def test_these_modules_need_no_tensorflow():
-    modules = "data, models, compare, collectives, measure, grading, doctor, cli"
+    modules = "data, models, compare, collectives, measure, exercises, doctor, cli"
     python(f"from course_lib import devices; devices.simulate(2, 'jax'); from course_lib import {modules}")
 
 
@@ -67,7 +67,9 @@ OPTIMIZERS = {
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "adam": lambda: keras.optimizers.Adam(1e-3),
     "clipped adamw": lambda: keras.optimizers.AdamW(1e-3, weight_decay=0.05, global_clipnorm=0.5),
-    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, clipnorm=0.1), initial_scale=2.0**10),
+    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1, clipnorm=0.1), initial_scale=2.0**10
+    ),
 }
 images, labels = data.arrays("digits", "train")
 cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -106,9 +108,11 @@ def loop(optimizer):
         (_, other), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained, other, state, x, y)
         return *optimizer.stateless_apply(state, gradients, trained, rows=len(y)), other
 
-    trained, other, state = ([v.value for v in kind] for kind in (model.trainable_variables, model.non_trainable_variables, optimizer.variables))
+    kinds = model.trainable_variables, model.non_trainable_variables, optimizer.variables
+    trained, other, state = ([v.value for v in kind] for kind in kinds)
     for start in range(0, ROWS, MICRO_BATCH):
-        trained, state, other = step(trained, other, state, *(part[start:start + MICRO_BATCH] for part in (images[:ROWS], labels[:ROWS])))
+        stop = min(start + MICRO_BATCH, ROWS)
+        trained, state, other = step(trained, other, state, images[start:stop], labels[start:stop])
     for variable, value in zip([*model.trainable_variables, *optimizer.variables], [*trained, *state]):
         variable.assign(value)
     optimizer.apply_rest()

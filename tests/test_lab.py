@@ -1,4 +1,4 @@
-"""A learner's first hours in JupyterLab, in headless Chromium: lessons 00 to 02, a view, and each exercise's first question.
+"""A learner's first hours in JupyterLab, in headless Chromium: lessons 00 to 02, a view, and exercises' first question.
 
 One walk in one browser, on a copy of the course.
 """
@@ -97,7 +97,7 @@ def its_exercise_says_what_is_wrong_and_counts_what_is_right(page, course, lesso
 
 
 def a_view_follows_its_controls(page):
-    """Lesson 02's stepper of the all-reduce, by mouse, key and Play button: picture, caption and table change together."""
+    """Lesson 02's all-reduce stepper, by mouse, key and Play button: picture, caption and table change together."""
     page.get_by_role("tab", name="02_data_parallelism.ipynb").first.click()
     opened(page, "notebooks/02_data_parallelism.ipynb")
     cell = in_sight(page, "views.all_reduce(")
