@@ -12,7 +12,18 @@ PACKAGE = Path(__file__).parents[1] / "course_lib"
 
 # A module imports those before it, never those after it.
 ORDER = (
-    ("errors", "table", "show", "devices", "data", "models", "compare", "profiler", "measure"),  # every lesson
+    (
+        "errors",
+        "lessons",
+        "table",
+        "show",
+        "devices",
+        "data",
+        "models",
+        "compare",
+        "profiler",
+        "measure",
+    ),  # every lesson
     ("collectives", "precision", "training"),  # 02, 09
     ("cluster", "support_matrix", "tcp_bytes", "parameter_server"),  # 03, 04
     ("layout_maps", "sharding", "tpu"),  # 07, 05
@@ -24,7 +35,7 @@ ORDER = (
 ROOMS = tuple(room for floor in ORDER for room in floor)
 DRAWING = {"matplotlib": "show", "ipywidgets": "views"}  # a library, and the one module that may import it
 MAY_READ_ENVIRONMENT = {"devices", "cluster", "cli", "bootstrap"}
-NEEDS_NOTHING = {"bootstrap", "errors"}
+NEEDS_NOTHING = {"bootstrap", "errors", "lessons"}
 
 FRAMEWORKS = {"tensorflow", "jax", "keras", "tf_keras", "numpy", "matplotlib", "ipywidgets", "IPython", "sklearn"}
 
