@@ -109,7 +109,7 @@ def test_stock_fit_needs_no_more_than_the_optimizer(two, replicas):
 
 
 def test_stock_fit_still_needs_exact_groups():
-    """When this fails, Keras weighs examples by itself: retire `ExactGroups`."""
+    """When this fails, Keras weights examples by itself: retire `ExactGroups`."""
     model = new_model(alone, OPTIMIZERS["momentum"], kind=keras.Model)
     model.fit(batches(MICRO_BATCH), shuffle=False, verbose=0)
     assert not compare(
@@ -118,7 +118,7 @@ def test_stock_fit_still_needs_exact_groups():
 
 
 def test_keras_still_accumulates_on_one_device_alone(two):
-    """When this fails, keras issue 20582 is mended: say so in lesson 08."""
+    """When this fails, keras issue 20582 is fixed: say so in lesson 08."""
     with two.scope():
         model = models.mlp((8, 8, 1), classes=10)
         model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=K), cross_entropy)

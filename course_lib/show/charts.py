@@ -115,7 +115,7 @@ def number_lines(
 
 
 def plans(drawn: Mapping[str, object], caption: str = "") -> Figure:
-    """`planner.Prediction`s as stacked bars: memory by kind with the device's limit dashed, and the step's time by kind.
+    """`planner.Prediction`s as stacked bars: memory by kind, the device's limit dashed, and the step's time by kind.
 
     drawn    title to prediction
     caption  by default, each one's memory and time in words
@@ -129,10 +129,9 @@ def plans(drawn: Mapping[str, object], caption: str = "") -> Figure:
         sides[0].vlines(limit, row - 0.4, row + 0.4, color="black", linestyle="--")
     _stacked(sides[1], {title: p.step.kinds for title, p in drawn.items()}, "a step, seconds")
     if not caption:
-        words = [
-            f"{t}: {p.memory.total / 2**30:,.3g} GiB, {p.step.total:,.3g} s, {p.verdict}" for t, p in drawn.items()
-        ]
-        caption = "; ".join(words) + ". Dashed: the device's memory."
+        sizes = [f"{p.memory.total / 2**30:,.3g} GiB, {p.step.total:,.3g} s, {p.verdict}" for p in drawn.values()]
+        words = "; ".join(f"{title}: {size}" for title, size in zip(drawn, sizes))
+        caption = f"{words}. Dashed: the device's memory."
     return Figure(canvas, caption)
 
 

@@ -1,4 +1,4 @@
-"""Schematics: who holds what, who sends what to whom, what happens when. Needs matplotlib; used in notebooks/02, 06 and 07."""
+"""Schematics: who holds what, who sends what to whom, what happens when. Needs matplotlib; notebooks/02, 06 and 07."""
 
 from collections.abc import Mapping, Sequence
 
