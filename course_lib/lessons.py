@@ -1,4 +1,4 @@
-"""The catalogue of lessons. Standard library only; doctor, checks, progress, grading and the tables of lessons read it."""
+"""The catalogue of lessons. Standard library only; doctor, checks, progress and grading read it."""
 
 from dataclasses import dataclass
 

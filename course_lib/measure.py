@@ -117,7 +117,7 @@ def time_step(step: Callable[[], object], *, warmup: int = 3, repeats: int = 20,
 
     warmup   calls before the first that counts: tracing, compiling, filling caches
     repeats  calls that count
-    Raises   CourseError for fewer than 3 repeats: one wall time says nothing
+    Raises   CourseError for fewer than 3 repeats: a single time says nothing
     """
     return side_by_side({name: step}, warmup=warmup, repeats=repeats).timings[0]
 
@@ -144,8 +144,8 @@ def split_step(
 ) -> StepSplit:
     """Where a training loop's time goes: measured apart, then together.
 
-    On a machine whose input and step share the same cores the parts don't hide
-    behind each other, and `together_seconds` is close to their sum.
+    Where input and step share the same cores, neither hides behind the other,
+    and `together_seconds` is close to their sum.
 
     dataset  yields batches; started again when it ends
     step     takes one batch
@@ -170,10 +170,10 @@ def peak_memory_bytes(call: Callable[[], object]) -> int:
 
     Linux's own high-water mark, set back before the call, less the pages of files
     that the call met first: code of libraries, for the same step 10 MiB on one
-    machine and 30 on another. Pages met after the peak are taken off too, so let
-    a short call repeat its work. Memory that an allocator has kept from earlier is
-    used again and doesn't show, so measure the larger case first or each in a
-    fresh process. Device memory doesn't count.
+    machine and 30 on another. Pages that the call met after the peak are subtracted
+    too, so let a short call repeat its work. Memory that an allocator has kept from
+    earlier is reused and doesn't show, so measure the larger case first, or each case
+    in a fresh process. Device memory doesn't count.
 
     Raises CourseError where the kernel has no such mark
     """

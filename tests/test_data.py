@@ -232,7 +232,7 @@ def test_the_pipeline_gives_every_example_once_an_epoch(cache):
     np.testing.assert_array_equal(np.bincount(second), np.bincount(expected))
     assert (
         line
-        == "input: 1,437 examples, cached, shuffled anew each epoch (seed 3), batches of 128, scaled to [0, 1], prefetched"
+        == "input: 1,437 examples, cached, reshuffled each epoch (seed 3), batches of 128, scaled to [0, 1], prefetched"
     )
 
 

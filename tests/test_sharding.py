@@ -285,7 +285,7 @@ def test_a_variable_that_should_be_split_and_is_not_is_refused():
 @on_eight_devices
 def test_a_model_built_outside_the_distribution_is_refused():
     message = error_of(layout_maps.layout_coverage, small_transformer(), layout(**KEYS))
-    assert "lies as (64, 64)" in message and "set_distribution" in message
+    assert "and has (64, 64)" in message and "set_distribution" in message
 
 
 @on_eight_devices
