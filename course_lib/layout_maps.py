@@ -98,7 +98,7 @@ def layout_coverage(model, layout_map, must_split: str | Iterable[str] = ".*kern
         if held != layout.shard_shape:
             raise CourseError(
                 f"{layout.path} {layout.shape} should have shards of {layout.shard_shape} and has {held}: build the "
-                f"model on the JAX backend, after keras.distribution.set_distribution(ModelParallel(...)) with this map."
+                f"model on the JAX backend, after keras.distribution.set_distribution(ModelParallel(...)) with it."
             )
     return coverage
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from nbclient import NotebookClient
 
 from course_lib import data, devices
-from course_lib.data import digits, digits_builder
+from course_lib.data import digits
 from course_lib.errors import CourseError
 
 RECORDS = "digits-1.0.0/digits/1.0.0/digits-train.tfrecord-00000-of-00001"
@@ -142,7 +142,10 @@ def test_other_source_arrays_are_refused(monkeypatch):
 
 
 def test_arrays_of_the_digits_need_no_framework():
-    code = "import sys; from course_lib import data; data.arrays('digits', 'test'); print({'tensorflow', 'tensorflow_datasets', 'jax'} & sys.modules.keys())"
+    code = (
+        "import sys; from course_lib import data; data.arrays('digits', 'test'); "
+        "print({'tensorflow', 'tensorflow_datasets', 'jax'} & sys.modules.keys())"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout == "set()\n", done.stderr
 
@@ -242,10 +245,8 @@ def test_the_pipeline_is_the_arrays_in_order_and_scaled(cache):
     expected_images, expected_labels = data.arrays("digits", "train")
     np.testing.assert_allclose(images, expected_images[:1408], rtol=1e-7)  # one division each way: the last bit
     np.testing.assert_array_equal(labels, expected_labels[:1408])
-    assert (
-        line
-        == "input: 1,437 examples, in order, batches of 128 (32 on each of 4 replicas), the last 29 dropped, scaled to [0, 1], prefetched"
-    )
+    said = "input: 1,437 examples, in order, batches of 128 (32 on each of 4 replicas), the last 29 dropped"
+    assert line == f"{said}, scaled to [0, 1], prefetched"
 
 
 def test_the_same_seed_gives_the_same_order(cache):
@@ -287,7 +288,7 @@ def test_batches_without_sense_are_refused(cache):
 
 @pytest.mark.parametrize("rows", range(1, 25))
 def test_a_last_batch_is_refused_exactly_when_it_misses_a_replica(rows):
-    """TensorFlow itself tells how it divides the rows."""
+    """TensorFlow itself shows how it divides the rows."""
     images, labels = np.zeros((64 + rows, 8, 8, 1), "uint8"), np.zeros(64 + rows, "int64")
     examples = tf.data.Dataset.from_tensor_slices((images, labels))
     strategy = tf.distribute.MirroredStrategy(devices.simulate(4).names)
