@@ -31,9 +31,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def doctor(arguments: argparse.Namespace) -> int:
     """Say what this machine has and what each lesson will do on it."""
-    from course_lib.doctor import NEEDS, diagnose
+    from course_lib.doctor import diagnose
+    from course_lib.lessons import LESSONS
 
-    diagnosis = diagnose(NEEDS, Path.cwd())
+    diagnosis = diagnose(LESSONS.values(), Path.cwd())
     _say(diagnosis, arguments.json)
     return 0 if diagnosis.ready else 1
 

@@ -47,7 +47,7 @@ class Network:
         return [array.copy() for _, _, array in transfers]
 
     def until(self, rounds: int) -> "Network":
-        """The ledger as it stood after the first so many rounds."""
+        """The ledger after the first `rounds` rounds."""
         earlier = Network(self.workers)
         earlier.messages = [message for message in self.messages if message.round < rounds]
         return earlier
@@ -75,7 +75,7 @@ class Network:
 
     @property
     def critical_bytes(self) -> int:
-        """The largest message of each round, added up: bytes on the wire before the last worker is done."""
+        """The largest message of each round, added up: bytes sent one after another before the last worker is done."""
         return self.round_starts_bytes[-1]
 
     def __str__(self) -> str:

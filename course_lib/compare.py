@@ -108,7 +108,7 @@ def compare(one: Run, other: Run, *, relative: float, reason: str) -> Comparison
 
 
 def assert_equal(one: Run, other: Run, *, relative: float, reason: str) -> Comparison:
-    """Return `compare(...)`, or raise AssertionError that carries its table."""
+    """Return `compare(...)`; raise an AssertionError with its text when the runs differ."""
     comparison = compare(one, other, relative=relative, reason=reason)
     if not comparison.equal:
         raise AssertionError(str(comparison))
@@ -120,7 +120,7 @@ def _paired_weights(one: Run, other: Run) -> dict[str, tuple[np.ndarray, np.ndar
     shapes, other_shapes = ([w.shape for w in run.weights.values()] for run in (one, other))
     if shapes != other_shapes:
         raise ValueError(f"{one.name} and {other.name} are different models: shapes {shapes} and {other_shapes}")
-    return {path: pair for path, pair in zip(one.weights, zip(one.weights.values(), other.weights.values()))}
+    return dict(zip(one.weights, zip(one.weights.values(), other.weights.values())))
 
 
 def _difference(what: str, one: np.ndarray, other: np.ndarray, relative: float) -> Difference:

@@ -1,6 +1,6 @@
 """What this machine has, and several devices made out of one.
 
-Needs nothing until `simulate` starts TensorFlow or JAX; taught in notebooks/00.
+Standard library only until `simulate` starts TensorFlow or JAX; taught in notebooks/00.
 The only module, beside the command line and the cluster, that reads or sets
 environment variables.
 """
@@ -50,7 +50,8 @@ class Devices:
 
     def __str__(self) -> str:
         kind = "simulated on this machine's CPU" if self.simulated else "real accelerators"
-        return f"{len(self)} device{'s' * (len(self) > 1)} for {FRAMEWORK_NAMES[self.framework]}, {kind}: {', '.join(self.names)}"
+        count = f"{len(self)} devices" if len(self) > 1 else "1 device"
+        return f"{count} for {FRAMEWORK_NAMES[self.framework]}, {kind}: {', '.join(self.names)}"
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Machine:
     """What was found without starting a framework.
 
     cores         CPU cores that this process may use
-    memory_bytes  host memory, or None where the system does not tell
+    memory_bytes  host memory, or None where the system does not say
     gpus          one name per GPU
     tpu           the TPU's name, or None
     python        Python's version
@@ -216,9 +217,11 @@ def _usable_cores() -> int:
 
 
 def _memory_bytes() -> int | None:
-    if not hasattr(os, "sysconf"):
+    try:
+        page_bytes, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # no sysconf, or a name that it does not know
         return None
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return page_bytes * pages if pages > 0 else None
 
 
 def _gpu_names() -> tuple[str, ...]:

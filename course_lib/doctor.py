@@ -1,4 +1,4 @@
-"""What this machine has, and what each lesson will do on it. Starts no framework.
+"""What this machine has, and what each lesson will do on it. Standard library only, and starts no framework.
 
 Used by `course doctor`; notebooks/00 shows the same machine.
 """
@@ -7,43 +7,16 @@ import importlib.metadata
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from course_lib import devices
+from course_lib.lessons import Lesson
 
 GIB = 2**30
 
 
-@dataclass(frozen=True)
-class Need:
-    """What a lesson needs to run.
-
-    framework  the backend it teaches: "tensorflow" or "jax"
-    replicas   devices that it divides its work over
-    packages   distributions beside the framework, as the index names them
-    """
-
-    framework: str
-    replicas: int
-    packages: tuple[str, ...] = ("tensorflow-datasets", "scikit-learn", "matplotlib")
-
-
-NEEDS = {
-    "00_start_here": Need("tensorflow", replicas=4),
-    "01_one_device": Need("tensorflow", replicas=1),
-    "02_data_parallelism": Need("tensorflow", replicas=4),
-    "03_multi_worker": Need("tensorflow", replicas=1, packages=(*Need.packages, "psutil", "tf_keras", "jax")),
-    "04_parameter_server": Need("tensorflow", replicas=1),
-    "05_tpu": Need("jax", replicas=8, packages=("keras", "psutil", "scikit-learn", "matplotlib")),
-    "06_model_parallelism": Need("tensorflow", replicas=2, packages=(*Need.packages, "psutil")),
-    "07_tensor_parallelism_and_sharding": Need("jax", replicas=8, packages=("keras", "psutil", "matplotlib")),
-    "08_gradient_accumulation": Need("tensorflow", replicas=2, packages=(*Need.packages, "psutil", "jax")),
-    "09_mixed_precision": Need("tensorflow", replicas=2, packages=(*Need.packages, "psutil", "jax")),
-    "10_choosing_a_strategy": Need("tensorflow", replicas=4, packages=(*Need.packages, "psutil")),
-    "11_capstone": Need("tensorflow", replicas=4, packages=(*Need.packages, "psutil")),
-}
 PROFILE_VIEWER = "tensorboard-plugin-profile"
 HELP = "A message that you do not understand? TROUBLESHOOTING.md has it, with its cause and remedy."
 NEEDED_MEMORY_BYTES = 3 * GIB  # no lesson holds more at its peak
@@ -96,40 +69,39 @@ class Diagnosis:
         return "\n".join([str(self.machine), disk, "", *map(str, self.lessons), *advice, "", HELP])
 
 
-def diagnose(needs: Mapping[str, Need], folder: Path) -> Diagnosis:
-    """Look at this machine for the sake of some lessons.
+def diagnose(lessons: Iterable[Lesson], folder: Path) -> Diagnosis:
+    """Compare this machine with what some lessons need.
 
-    needs   lesson to what it needs
     folder  where the course writes; its disk's free space is reported
     """
     machine = devices.machine()
     return Diagnosis(
         machine=machine,
         free_disk_bytes=shutil.disk_usage(folder).free,
-        lessons=tuple(_outlook(lesson, need, machine) for lesson, need in needs.items()),
+        lessons=tuple(_outlook(lesson, machine) for lesson in lessons),
         advice=_advice(machine),
     )
 
 
-def _outlook(lesson: str, need: Need, machine: devices.Machine) -> Outlook:
-    packages = [name for name in (need.framework, *need.packages) if not _is_installed(name, machine)]
+def _outlook(lesson: Lesson, machine: devices.Machine) -> Outlook:
+    packages = [name for name in (lesson.framework, *lesson.packages) if not _is_installed(name, machine)]
     missing, remedies = list(packages), []
     if packages:
         remedies.append(_install(*packages))
     if machine.memory_bytes is not None and machine.memory_bytes < NEEDED_MEMORY_BYTES:
         missing.append(f"memory (has {machine.memory_bytes / GIB:.1f} of {NEEDED_MEMORY_BYTES / GIB:.0f} GiB)")
         remedies.append("open it in Colab, from the badge at its top")
-    return Outlook(lesson, _backend(need, machine), tuple(missing), "; ".join(remedies))
+    return Outlook(lesson.name, _backend(lesson, machine), tuple(missing), "; ".join(remedies))
 
 
-def _backend(need: Need, machine: devices.Machine) -> str:
-    framework = devices.FRAMEWORK_NAMES[need.framework]
-    if need.framework == "jax" and machine.tpu:
+def _backend(lesson: Lesson, machine: devices.Machine) -> str:
+    framework, count = devices.FRAMEWORK_NAMES[lesson.framework], lesson.devices
+    if lesson.framework == "jax" and machine.tpu:
         return f"{framework} on {machine.tpu}"
-    gpus = 0 if need.framework == "tensorflow" and _has_cpu_build() else len(machine.gpus)
-    if gpus >= need.replicas:
-        return f"{framework} on {need.replicas} GPU" + "s" * (need.replicas > 1)
-    return f"{framework} on {need.replicas} simulated CPU devices" if need.replicas > 1 else f"{framework} on the CPU"
+    gpus = 0 if lesson.framework == "tensorflow" and _has_cpu_build() else len(machine.gpus)
+    if gpus >= count:
+        return f"{framework} on {count} {'GPUs' if count > 1 else 'GPU'}"
+    return f"{framework} on {count} simulated CPU devices" if count > 1 else f"{framework} on the CPU"
 
 
 def _advice(machine: devices.Machine) -> tuple[str, ...]:

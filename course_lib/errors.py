@@ -1,4 +1,4 @@
-"""The one exception for mistakes that a user can mend; needs nothing."""
+"""The one exception for mistakes that a user can fix. Standard library only; used everywhere."""
 
 
 class CourseError(Exception):

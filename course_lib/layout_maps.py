@@ -1,6 +1,6 @@
-"""What a keras.distribution.LayoutMap does to each variable, and a complaint where it does nothing.
+"""What a keras.distribution.LayoutMap does to each variable, and an error where it does nothing.
 
-Needs no framework of its own: it asks the installed Keras through the layout map. Taught in notebooks/07.
+Needs NumPy, and the installed Keras through the layout map; taught in notebooks/07.
 """
 
 import difflib
@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from course_lib.errors import CourseError
+from course_lib.table import Table
 
 
 @dataclass(frozen=True)
 class VariableLayout:
-    """One variable: the key that matched it (or None), the mesh axis of each dimension, and what a device holds of it."""
+    """One variable: the key that matched it or None, the mesh axis of each dimension, and a device's share of it."""
 
     path: str
     shape: tuple[int, ...]
@@ -50,15 +51,11 @@ class Coverage:
         return sum(variable.bytes_per_device * variable.devices for variable in self.variables)
 
     def __str__(self) -> str:
-        rows = [("variable", "shape", "one device holds", "split over", "bytes a device")]
-        rows += [(v.path, v.shape, v.shard_shape, v.devices, f"{v.bytes_per_device:,}") for v in self.variables]
-        widths = [max(len(str(cell)) for cell in column) for column in zip(*rows)]
-        aligned = [
-            [f"{row[0]:{widths[0]}}", *(f"{cell!s:>{w}}" for cell, w in zip(row[1:], widths[1:]))] for row in rows
-        ]
+        headers = ("variable", "shape", "one device holds", "split over", "bytes a device")
+        rows = [(v.path, v.shape, v.shard_shape, v.devices, f"{v.bytes_per_device:,}") for v in self.variables]
         split = sum(v.devices > 1 for v in self.variables)
-        summary = f"{split} of {len(rows) - 1} variables are split; {self.bytes_per_device:,} of {self.total_bytes:,} B a device"
-        return "\n".join([*map("  ".join, aligned), summary])
+        held = f"{self.bytes_per_device:,} of {self.total_bytes:,} B a device"
+        return f"{Table(headers, rows)!r}\n{split} of {len(rows)} variables are split; {held}"
 
     __repr__ = __str__
 
@@ -86,7 +83,7 @@ def layout_coverage(model, layout_map, must_split: str | Iterable[str] = ".*kern
     model       built under keras.distribution.ModelParallel(layout_map=layout_map)
     must_split  patterns of paths, matched whole: these variables need a key that names a mesh axis
     Raises      CourseError as `plan_layout` does, and when a variable that must
-                be split has no such key, or lies otherwise than its key says
+                be split has no such key, or is not laid out as its key says
     """
     coverage = plan_layout(model, layout_map)
     patterns = [must_split] if isinstance(must_split, str) else list(must_split)
@@ -96,18 +93,18 @@ def layout_coverage(model, layout_map, must_split: str | Iterable[str] = ".*kern
                 f"{layout.path} {layout.shape} should be split and no key splits it, so every device holds all "
                 f"{layout.bytes_per_device:,} B: add a key such as '.*{'/'.join(layout.path.split('/')[-2:])}'."
             )
-        sharding = getattr(variable.value, "sharding", None)  # another backend's variables lie whole
+        sharding = getattr(variable.value, "sharding", None)  # other backends hold variables whole
         held = sharding.shard_shape(layout.shape) if sharding else layout.shape
         if held != layout.shard_shape:
             raise CourseError(
-                f"{layout.path} {layout.shape} should lie as {layout.shard_shape} on each device and lies as {held}: build the "
-                f"model on the JAX backend, after keras.distribution.set_distribution(ModelParallel(...)) with this layout map."
+                f"{layout.path} {layout.shape} should have shards of {layout.shard_shape} and has {held}: build the "
+                f"model on the JAX backend, after keras.distribution.set_distribution(ModelParallel(...)) with it."
             )
     return coverage
 
 
 def _matches(layout_map, key: str, path: str) -> bool:
-    alone = type(layout_map)(layout_map.device_mesh)  # one key in a map of its own: the installed Keras decides
+    alone = type(layout_map)(layout_map.device_mesh)  # a map of this key alone: the installed Keras decides
     alone[key] = tuple(layout_map[key].axes)
     return alone[path] is not None
 
@@ -115,8 +112,8 @@ def _matches(layout_map, key: str, path: str) -> bool:
 def _matches_nothing(key: str, paths: list[str]) -> str:
     inside = next((path for path in paths if re.search(key, path)), None)
     if inside:
-        mended = next(longer for longer in (f".*{key}", f"{key}.*", f".*{key}.*") if re.fullmatch(longer, inside))
-        remedy = f"it is a part of {inside}, and this Keras compares whole paths: write {mended!r}."
+        longer = next(pattern for pattern in (f".*{key}", f"{key}.*", f".*{key}.*") if re.fullmatch(pattern, inside))
+        remedy = f"it is a part of {inside}, and this Keras compares whole paths: write {longer!r}."
     else:
         near = difflib.get_close_matches(key, paths, n=1, cutoff=0)
         remedy = f"the most similar path is {near[0]}." if near else "the model is not built yet."

@@ -1,23 +1,19 @@
-"""How long a step takes, without fooling yourself. Taught in notebooks/01.
+"""How long a step takes, without fooling yourself. Standard library only; taught in notebooks/01.
 
-Needs nothing: it waits for TensorFlow's and JAX's results without importing
-them. The first calls trace and compile, so they are thrown away; the rest vary,
-so you get a median and a spread; and two programs are timed in turns, so that
-a machine that slows down slows both.
+It waits for TensorFlow's and JAX's results without importing them. The first
+calls trace and compile, so they are thrown away; the rest vary, so you get a
+median and a spread; and two programs are timed in turns, so that a machine that
+slows down slows both.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
 from course_lib.errors import CourseError
-from course_lib.profiler import Event, covered_seconds, profile, read_trace
-
-__all__ = ["Event", "Race", "StepSplit", "Timing", "covered_seconds", "peak_memory_bytes"]
-__all__ += ["profile", "read_trace", "side_by_side", "split_step", "time_step", "wait"]
+from course_lib.table import Table
 
 FEWEST_REPEATS = 3
 
@@ -63,27 +59,19 @@ class Race:
         seconds = {timing.name: timing.seconds for timing in self.timings}
         return [one / other for one, other in zip(seconds[name], seconds[to], strict=True)]
 
-    def _rows(self) -> list[tuple[str, str, str]]:
+    def _table(self) -> Table:
         first = self.timings[0].name
         rows = []
-        for name in (timing.name for timing in self.timings):
-            low, high = _middle_half(self._ratios(name, first))
-            rows.append((name, f"{self.ratio(name, first):.2f}x", f"{low:.2f}x to {high:.2f}x"))
-        return rows
+        for timing in self.timings:
+            low, high = _middle_half(self._ratios(timing.name, first))
+            rows.append((timing.name, f"{self.ratio(timing.name, first):.2f}x", f"{low:.2f}x to {high:.2f}x"))
+        return Table(("", f"time / {first}", "middle half of the rounds"), rows)
 
     def __repr__(self) -> str:
-        head = ("", f"time / {self.timings[0].name}", "middle half of the rounds")
-        wide = max(len(name) for name, *_ in self._rows())
-        return "\n".join(
-            f"{name:{wide}}  {ratio:>{len(head[1])}}  {middle:>25}" for name, ratio, middle in [head, *self._rows()]
-        )
+        return repr(self._table())
 
     def _repr_html_(self) -> str:
-        head = "".join(
-            f"<th>{escape(text)}</th>" for text in ("", f"time / {self.timings[0].name}", "middle half of the rounds")
-        )
-        body = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in self._rows())
-        return f"<table><tr>{head}</tr>{body}</table>"
+        return self._table()._repr_html_()
 
 
 @dataclass(frozen=True, repr=False)
@@ -129,7 +117,7 @@ def time_step(step: Callable[[], object], *, warmup: int = 3, repeats: int = 20,
 
     warmup   calls before the first that counts: tracing, compiling, filling caches
     repeats  calls that count
-    Raises   CourseError for fewer than 3 repeats: one wall time says nothing
+    Raises   CourseError for fewer than 3 repeats: a single time says nothing
     """
     return side_by_side({name: step}, warmup=warmup, repeats=repeats).timings[0]
 
@@ -156,10 +144,10 @@ def split_step(
 ) -> StepSplit:
     """Where a training loop's time goes: measured apart, then together.
 
-    On a machine whose input and step share the same cores the parts don't hide
-    behind each other, and `together_seconds` is close to their sum.
+    Where input and step share the same cores, neither hides behind the other,
+    and `together_seconds` is close to their sum.
 
-    dataset  yields batches; begun anew when it ends
+    dataset  yields batches; started again when it ends
     step     takes one batch
     warmup   untimed batches before each pass; they use up what was prefetched meanwhile
     steps    timed batches of a pass; the three kinds of pass take turns
@@ -182,10 +170,10 @@ def peak_memory_bytes(call: Callable[[], object]) -> int:
 
     Linux's own high-water mark, set back before the call, less the pages of files
     that the call met first: code of libraries, for the same step 10 MiB on one
-    machine and 30 on another. Pages met after the peak are taken off too, so let
-    a short call repeat its work. Memory that an allocator has kept from earlier is
-    used again and doesn't show, so measure the larger case first or each in a
-    fresh process. Device memory doesn't count.
+    machine and 30 on another. Pages that the call met after the peak are subtracted
+    too, so let a short call repeat its work. Memory that an allocator has kept from
+    earlier is reused and doesn't show, so measure the larger case first, or each case
+    in a fresh process. Device memory doesn't count.
 
     Raises CourseError where the kernel has no such mark
     """

@@ -3,7 +3,7 @@
 Needs Keras. Every model returns logits. Layer names are fixed, so a variable
 has the same path in every run and two runs can be compared by path; each layer
 draws its initial weights from the given seed alone, so they do not depend on
-the strategy, the number of replicas or what else the program has drawn. (The
+the strategy, the number of replicas or anything else that the program has drawn. (The
 TensorFlow and JAX backends draw different numbers from one seed.)
 """
 
@@ -56,8 +56,8 @@ def cnn(
         raise CourseError(f"cnn() has batch_norm None, 'local' or 'synchronized', not {batch_norm!r}.")
     if min(input_shape[:2]) < 2 ** len(filters):
         raise CourseError(
-            f"{len(filters)} stages halve the image {len(filters)} times, so it needs {2 ** len(filters)} pixels or more "
-            f"on each side; this one has {input_shape[0]} x {input_shape[1]}: pass fewer filters."
+            f"{len(filters)} stages halve the image {len(filters)} times, so it needs {2 ** len(filters)} pixels "
+            f"or more on each side; this one has {input_shape[0]} x {input_shape[1]}: pass fewer filters."
         )
     draw = _seeds(seed)
     x = inputs = keras.Input(input_shape, name="image")
@@ -139,7 +139,7 @@ def _block(x, width: int, heads: int, draw, name: str):
 
 
 def _batch_norm(synchronized: bool, name: str) -> keras.layers.Layer:
-    # Only TensorFlow has replicas with statistics of their own; on JAX a sharded batch is one batch.
+    # Only TensorFlow's replicas keep separate statistics; on JAX a sharded batch is one batch.
     on_tensorflow = keras.backend.backend() == "tensorflow"
     return keras.layers.BatchNormalization(synchronized=synchronized and on_tensorflow, name=name)
 

@@ -55,8 +55,8 @@ def make_room(cluster: tf.train.ClusterSpec) -> None:
     The coordinator has a thread per worker, and its process one list of the functions that run elsewhere, a C++ vector
     (`function_data_` in tensorflow/core/distributed_runtime/eager/cluster_function_library_runtime.h). `Run` keeps a
     pointer into it while another thread's first result lets it grow, and then reads freed memory: "Unable to parse
-    request", or SIGSEGV. A vector doubles, so behind these 64 functions there is room for about as many. We found no
-    issue of TensorFlow's that tells it.
+    request", or SIGSEGV. A vector doubles, so behind these 64 functions there is room for about as many. No issue of
+    TensorFlow describes it, as far as we know.
     """
     devices = [
         f"/job:{job}/task:{task}" for job in cluster.jobs if job != "chief" for task in cluster.task_indices(job)
@@ -152,7 +152,7 @@ def evaluate(strategy, coordinator, model, per_example_loss, batches: Iterable) 
 
 
 class ServedEmbedding(keras.layers.Embedding):
-    """An embedding whose rows are looked up on the servers that hold them, and travel alone.
+    """An embedding that looks rows up on the servers that hold them, so that only those rows travel.
 
     Keras' own layer reads the variable first and then picks the rows, so that
     the whole table crosses the network at each step. Input ids (batch, ...)

@@ -23,11 +23,11 @@ LESSON = "lesson 09"
 class Format:
     """A floating-point format: (-1)^sign * 2^exponent * (1 + mantissa / 2^mantissa_bits).
 
-    stored              the dtype that holds its numbers; TF32 has none of its own
+    stored              the dtype that holds its numbers; TF32 is stored as float32
     bits                that a number takes in memory
-    smallest_normal     below it, a number has fewer significant bits
+    smallest_normal     numbers below it have fewer significant bits
     smallest_subnormal  the smallest number above zero
-    epsilon             from 1 to the next larger number
+    epsilon             the distance between 1 and the next larger number
     """
 
     name: str
@@ -68,7 +68,8 @@ class Format:
         """
         if not abs(around) <= self.largest:
             raise CourseError(
-                f"{self.name} ends at {self.largest:.6g}, and you ask for numbers around {around:g}: choose a smaller one."
+                f"{self.name} ends at {self.largest:.6g}, and you ask for numbers around {around:g}: "
+                f"choose a smaller one."
             )
         # Read as integers, the bits of positive numbers count them in order; negative ones mirror them.
         place = self._place(abs(around)) * (-1 if around < 0 else 1)
@@ -147,7 +148,7 @@ def check_policy(policy):
 
     policy   a name such as "mixed_bfloat16", or a policy
     Raises   CourseError when Keras knows no such policy, or when the backend would
-             compute in another dtype: JAX turns float64 into float32 unless it is told not to
+             compute in another dtype: by default JAX turns float64 into float32
     """
     import keras
 
@@ -188,7 +189,7 @@ def layer_dtypes(model) -> list[tuple[str, str, str]]:
 
 
 class UnscaledFloat16(UserWarning):
-    """A custom loop whose small gradients become zero."""
+    """Small gradients become zero in a custom loop."""
 
 
 def warn_unscaled(model, optimizer) -> None:

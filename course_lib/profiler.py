@@ -20,7 +20,7 @@ class Event:
     """One interval of work on one thread.
 
     plane             what the thread belongs to: "/host:CPU", or a device such as "/device:GPU:0"
-    thread            the thread's, or the device stream's, own name
+    thread            the name of the thread or device stream
     start_seconds     since the trace's first event
     duration_seconds  0 for a mark
     """
@@ -40,7 +40,7 @@ class Event:
 def profile(folder: Path | str, framework: str | None = None) -> Iterator[Path]:
     """Record everything that runs inside the `with` into `folder`, where TensorBoard finds it.
 
-    folder     made when missing; TensorBoard's --logdir. Each recording gets a subfolder of its own.
+    folder     made when missing; TensorBoard's --logdir. Each recording gets its own subfolder.
     framework  "tensorflow" or "jax"; None takes the one that has been imported (TensorFlow first)
     Raises     CourseError when neither has been imported, or a recording already runs
     """

@@ -1,4 +1,4 @@
-"""Where a learner stands: points of all exercises, what is open, and the next step. Needs nothing."""
+"""A learner's progress: points of all exercises, what is open, and the next step. Standard library only."""
 
 import html
 from dataclasses import asdict, dataclass
@@ -17,7 +17,7 @@ class ExerciseProgress:
     next_open   the first open question; None when all are right
     open        every open question, in order
     notebook    the exercise's file, from the course's folder
-    right_since  when the last of its questions was first right, as the file says it; None while one is open
+    right_since  when the last of its questions was first right, as the file says; None while one is open
     """
 
     exercise: str
@@ -100,7 +100,7 @@ def _exercise_progress(exercise: str, checks: list[dict]) -> ExerciseProgress:
 
 
 def _right_since(exercise: str, names: set[str], checks: list[dict]) -> str | None:
-    """The time at which the last of the questions was first right; None where the file does not tell it."""
+    """The time at which the last of the questions was first right; None where the file does not say."""
     waiting = set(names)
     for check in checks:
         if check["exercise"] == exercise and check["right"] and check["question"] in waiting:
@@ -111,7 +111,7 @@ def _right_since(exercise: str, names: set[str], checks: list[dict]) -> str | No
 
 
 def _checks(attempts: int) -> str:
-    return f"{attempts} check{'s' * (attempts != 1)}"
+    return "1 check" if attempts == 1 else f"{attempts} checks"
 
 
 def _left(one: ExerciseProgress) -> str:

@@ -11,36 +11,23 @@ from dataclasses import dataclass
 from html import escape
 
 from course_lib.errors import CourseError
+from course_lib.table import Table
 
 STYLE = """
-body { margin: 0 auto; max-width: 46rem; padding: 1rem; font: 1rem/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; }
+body { margin: 0 auto; max-width: 46rem; padding: 1rem; font: 1rem/1.5 system-ui, sans-serif; }
+body { color: #1a1a1a; background: #fff; }
 h1 { line-height: 1.2; } h2 { margin-top: 2.5rem; border-bottom: 1px solid #ccc; }
-figure { margin: 1.5rem 0; } img { max-width: 100%; height: auto; } figcaption, caption { color: #444; text-align: left; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; } th, td { padding: .25rem .75rem .25rem 0; vertical-align: top; }
-th { text-align: left; } td + td, th + th { text-align: right; } tr { border-bottom: 1px solid #eee; }
-.checks { padding: 0; list-style: none; } .checks li { margin: .75rem 0; padding-left: .75rem; border-left: 4px solid #0072b2; }
+figure { margin: 1.5rem 0; } img { max-width: 100%; height: auto; }
+figcaption, caption { color: #444; text-align: left; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; } tr { border-bottom: 1px solid #eee; }
+th, td { padding: .25rem .75rem .25rem 0; vertical-align: top; text-align: left; }
+thead th + th, thead + tbody td { text-align: right; }
+.checks { padding: 0; list-style: none; }
+.checks li { margin: .75rem 0; padding-left: .75rem; border-left: 4px solid #0072b2; }
 .checks .failed { border-color: #d55e00; }
 """
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows under headers; a caption says what they show.
-
-    rows  one sequence of cells per row, as many as there are headers
-    """
-
-    headers: Sequence[str]
-    rows: Sequence[Sequence[object]]
-    caption: str
-
-    def __post_init__(self) -> None:
-        odd = [number for number, row in enumerate(self.rows, 1) if len(row) != len(self.headers)]
-        if odd:
-            raise CourseError(
-                f"the table {self.caption!r} has {len(self.headers)} headers, and its row {odd[0]} has "
-                f"{len(self.rows[odd[0] - 1])} cells: give every row one cell per header."
-            )
+# A browser that keeps this rule shows that the page needs nothing from anywhere.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 @dataclass(frozen=True)
@@ -59,7 +46,7 @@ def page(title: str, summary: str, sections: Mapping[str, Sequence[object]], che
     """The whole report as HTML: the summary, the checks, then the sections in their order.
 
     summary   one paragraph, in plain words
-    sections  heading to its parts: text, a `Table`, a figure with `canvas` and `caption`, or
+    sections  heading to its parts: text, a `table.Table`, a figure with `canvas` and `caption`, or
               a mapping of facts by name
     checks    those that failed are shown as failed, and counted above
     Returns   one string that refers to no other file and runs no script: write it as UTF-8
@@ -71,8 +58,7 @@ def page(title: str, summary: str, sections: Mapping[str, Sequence[object]], che
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        # A browser that keeps this rule shows that the page needs nothing from anywhere.
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">"
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n"
         + "\n".join(body)
         + "\n</main></body></html>\n"
@@ -83,7 +69,7 @@ def _part(part: object, heading: str) -> str:
     if isinstance(part, str):
         return f"<p>{escape(part)}</p>"
     if isinstance(part, Table):
-        return _table(part)
+        return f'<div class="wide">{part._repr_html_()}</div>'
     if isinstance(part, Mapping):
         rows = "".join(
             f'<tr><th scope="row">{escape(str(name))}</th><td>{escape(str(fact))}</td></tr>'
@@ -93,8 +79,8 @@ def _part(part: object, heading: str) -> str:
     if hasattr(part, "canvas") and hasattr(part, "caption"):
         return _figure(part)
     raise CourseError(
-        f"the section {heading!r} holds a {type(part).__name__}: a part is text, a report.Table, a figure of course_lib.show, "
-        f"or a dict of facts."
+        f"the section {heading!r} holds a part of type {type(part).__name__}: a part is text, a table.Table, "
+        f"a figure of course_lib.show, or a dict of facts."
     )
 
 
@@ -110,14 +96,8 @@ def _checks(checks: Sequence[Check]) -> list[str]:
     return [f"<h2>Checks: {passed} of {len(checks)} passed</h2>", f'<ul class="checks">{items}</ul>']
 
 
-def _table(table: Table) -> str:
-    head = "".join(f'<th scope="col">{escape(str(header))}</th>' for header in table.headers)
-    rows = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in table.rows)
-    return f'<div class="wide"><table><caption>{escape(table.caption)}</caption><tr>{head}</tr>{rows}</table></div>'
-
-
 def _figure(figure) -> str:
-    """The picture alone: on a phone, a caption inside of it could not be read."""
+    """The picture alone: a caption inside it would be too small to read on a phone."""
     picture = io.BytesIO()
     figure.canvas.savefig(picture, format="png", dpi=130, bbox_inches="tight")
     data, caption = base64.b64encode(picture.getvalue()).decode(), escape(figure.caption)

@@ -46,7 +46,7 @@ def copy_to_devices(x, axis: str):
     """Megatron's f, for the inside of a shard_map with check_vma=False.
 
     x        the same on every device of the mesh axis
-    Returns  x; its gradient is the sum over the axis of the devices' gradients
+    Returns  x; its gradient is the sum of the devices' gradients over the axis
     """
     copy = jax.custom_vjp(lambda x: x)
     copy.defvjp(lambda x: (x, None), lambda _, gradient: (jax.lax.psum(gradient, axis),))
@@ -140,7 +140,7 @@ def state_sharding(tree, mesh: jax.sharding.Mesh, axis: str):
 
 
 def shard_state(tree, mesh: jax.sharding.Mesh, axis: str):
-    """The same arrays, each device holding its part as `state_sharding` says: optimizer state, gradients or parameters."""
+    """The same arrays, split as `state_sharding` says: optimizer state, gradients or parameters."""
     return jax.device_put(tree, state_sharding(tree, mesh, axis))
 
 

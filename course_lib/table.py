@@ -1,7 +1,7 @@
-"""Rows under headers, as plain text and as HTML that a screen reader can follow. Standard library only; used everywhere."""
+"""Rows under headers, as plain text and as HTML that a screen reader can follow. Standard library only."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 
 from course_lib.errors import CourseError
@@ -12,16 +12,16 @@ class Table:
     """Shows as text in a terminal and as HTML in a notebook.
 
     headers  one per column
-    rows     one cell per header; the first cell names the row. A cell is shown as str() gives it
+    rows     one cell per header; the first cell names the row. Cells are shown as str() shows them
     caption  says what the rows show; "" for none
-    left     places of the columns, from 0, whose text starts at the left; numbers end at the right
-    Raises   CourseError for a row with another number of cells
+    left     indices of the columns that are aligned left; the others are aligned right
+    Raises   CourseError for a row with more or fewer cells than headers
     """
 
     headers: Sequence[str]
     rows: Sequence[Sequence[object]]
     caption: str = ""
-    left: Sequence[int] = field(default=(0,))
+    left: Sequence[int] = (0,)
 
     def __post_init__(self) -> None:
         odd = [number for number, row in enumerate(self.rows, 1) if len(row) != len(self.headers)]

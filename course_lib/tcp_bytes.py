@@ -23,10 +23,10 @@ BYTES_SENT = 200  # in struct tcp_info
 
 
 def sent_bytes(addresses: Mapping[str, str]) -> dict[str, float]:
-    """What the open connections that each of these ports of this machine accepted have sent so far.
+    """Bytes sent so far by the open connections of each of these ports of this machine.
 
     addresses  name to "host:port", such as a task's `addresses`
-    Returns    name to bytes; to nan where the system does not tell: only Linux does
+    Returns    name to bytes; nan on systems other than Linux, which do not count them
     """
     if sys.platform != "linux":
         return dict.fromkeys(addresses, math.nan)

@@ -2,7 +2,7 @@
 
 Needs TensorFlow; taught in notebooks/02, 03 and 09. A step minimises the mean loss over
 the global batch, whatever number of replicas the batch is divided over. The
-classes mend what Keras 3 gets wrong under a strategy; course_lib/support_matrix says where.
+classes fix what Keras 3 gets wrong under a strategy; course_lib/support_matrix says where.
 """
 
 from collections.abc import Callable, Sequence
@@ -77,12 +77,12 @@ def replicated_step(strategy, model, optimizer, per_example_loss, metrics: Seque
 
 
 class ExactPartialBatches:
-    """Mix into a `keras.Model` so that `fit` under a strategy weighs every example alike.
+    """Mix into a `keras.Model` so that `fit` under a strategy weights every example alike.
 
     Keras 3 averages over each replica's rows and then over the replicas (keras
     pull 20609). When a partial batch divides unevenly, a row on a shorter shard counts more, and the
     weights drift from the single-device run while the shown loss is right. This
-    step weighs each replica's loss by its share of the rows. Every replica needs
+    step weights each replica's loss by its share of the rows. Every replica needs
     at least one row: `data.input_pipeline(replicas=...)` refuses a batch that
     leaves one without. x and y are single tensors.
 
@@ -139,7 +139,7 @@ class SeveralSteps:
 
     Keras 3 puts the loop over the steps inside `strategy.run`, where it fails
     ("must feed a value for placeholder", keras issue 23085). Here the loop is
-    outside, and each of its steps is a `strategy.run` of its own.
+    outside, and each of its steps is a separate `strategy.run`.
 
         class Model(training.SeveralSteps, keras.Model): pass
     """
@@ -176,7 +176,7 @@ class AgreeingLossScale(keras.optimizers.LossScaleOptimizer):
     """A loss scale under a strategy: as soon as one replica's gradients overflow, all replicas skip the step.
 
     Keras 3 asks one replica, before the gradients are summed (keras pull 18691).
-    An overflow on another one then poisons the weights, or the workers part ways and hang.
+    An overflow on another one then poisons the weights, or the workers diverge and hang.
     """
 
     def check_finite(self, grads):
@@ -185,7 +185,7 @@ class AgreeingLossScale(keras.optimizers.LossScaleOptimizer):
 
 
 class ResumePoint:
-    """A model, its optimizer and their step in a folder that all workers see, whole or not at all.
+    """Checkpoints of a model and its optimizer in a folder that all workers see, each whole or absent.
 
     Every worker takes part in a save, because reading a variable that workers
     hold in parts is a collective. The chief's files count. TensorFlow writes a
@@ -209,11 +209,11 @@ class ResumePoint:
         )
 
     def save(self) -> None:
-        """Write the present state; call it on every worker after the same step."""
+        """Write a checkpoint; call it on every worker after the same step."""
         self._manager.save()
 
     def restore(self) -> int:
-        """Take the chief's newest state, where there is one; return the number of steps that it has behind it."""
+        """Restore the chief's newest checkpoint, if there is one; return the number of steps taken up to it."""
         if newest := tf.train.latest_checkpoint(str(self._chiefs)):
             self._manager.checkpoint.restore(newest).assert_existing_objects_matched()
         return int(self._optimizer.iterations.numpy())

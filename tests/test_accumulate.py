@@ -109,7 +109,7 @@ def test_stock_fit_needs_no_more_than_the_optimizer(two, replicas):
 
 
 def test_stock_fit_still_needs_exact_groups():
-    """When this fails, Keras weighs examples by itself: retire `ExactGroups`."""
+    """When this fails, Keras weights examples by itself: retire `ExactGroups`."""
     model = new_model(alone, OPTIMIZERS["momentum"], kind=keras.Model)
     model.fit(batches(MICRO_BATCH), shuffle=False, verbose=0)
     assert not compare(
@@ -118,7 +118,7 @@ def test_stock_fit_still_needs_exact_groups():
 
 
 def test_keras_still_accumulates_on_one_device_alone(two):
-    """When this fails, keras issue 20582 is mended: say so in lesson 08."""
+    """When this fails, keras issue 20582 is fixed: say so in lesson 08."""
     with two.scope():
         model = models.mlp((8, 8, 1), classes=10)
         model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=K), cross_entropy)
@@ -231,7 +231,7 @@ def test_an_embedding_accumulates():
 
 
 def on_two_workers(task, micro_batch, k):
-    """Every optimizer, by fit and by loop; then the bytes that a plain and an accumulating optimizer send for as many micro-batches."""
+    """Every optimizer, by fit and by loop; then the bytes that a plain and an accumulating one send for one group."""
 
     class Model(training.MultiWorkerFit, accumulate.ExactGroups, keras.Model):
         pass
@@ -357,7 +357,7 @@ def test_a_model_with_exact_groups_goes_on_from_its_file(tmp_path):
 def test_refusals(two):
     sgd = keras.optimizers.SGD
     for k in (0, 2.5, "4", None):
-        assert f"1 or more, not {k!r}" in refused(lambda: accumulate.Accumulating("sgd", k))
+        assert f"1 or more, not {k!r}" in refused(lambda k=k: accumulate.Accumulating("sgd", k))
     assert "leave its gradient_accumulation_steps out" in refused(
         lambda: accumulate.Accumulating(keras.optimizers.LossScaleOptimizer(sgd(gradient_accumulation_steps=2)), 2)
     )
@@ -366,9 +366,11 @@ def test_refusals(two):
     assert accumulate.micro_batch_size(96, 3, 4) == 8
     with two.scope():
         model, unbuilt = models.mlp((8, 8, 1), classes=10), accumulate.Accumulating(sgd(), 2)
-    step = lambda: two.run(
-        lambda: unbuilt.apply([tf.zeros(v.shape) for v in model.trainable_variables], model.trainable_variables)
-    )
+
+    def step():
+        zeros = [tf.zeros(v.shape) for v in model.trainable_variables]
+        two.run(lambda: unbuilt.apply(zeros, model.trainable_variables))
+
     assert "call optimizer.build(model.trainable_variables)" in refused(step)
     built = new_model(alone, sgd).optimizer
     assert "3 gradients for 4 variables (none for logits/bias)" in refused(lambda: built.apply([1.0, 1.0, 1.0, None]))
@@ -381,7 +383,7 @@ def test_refusals(two):
     plain.compile("sgd", cross_entropy)
     assert "ExactGroups is for accumulate.Accumulating" in refused(lambda: plain.fit(batches(GROUP), verbose=0))
     for scale in (keras.optimizers.LossScaleOptimizer, training.AgreeingLossScale):
-        assert "put it inside" in refused(lambda: scale(accumulate.Accumulating("sgd", 2)))
+        assert "put it inside" in refused(lambda scale=scale: scale(accumulate.Accumulating("sgd", 2)))
     half = keras.Model(model.inputs, model.outputs)
     half.dtype_policy = keras.DTypePolicy("mixed_float16")
     scaled = keras.optimizers.LossScaleOptimizer(sgd())

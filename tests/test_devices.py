@@ -82,7 +82,8 @@ def test_a_missing_framework_says_how_to_get_it(monkeypatch):
 def test_describing_the_machine_starts_no_framework():
     code = (
         "import sys, json; from course_lib import devices; machine = devices.machine()\n"
-        "print(json.dumps([machine.cores, machine.versions['keras'], sorted({'tensorflow', 'jax', 'keras'} & set(sys.modules))]))"
+        "started = sorted({'tensorflow', 'jax', 'keras'} & set(sys.modules))\n"
+        "print(json.dumps([machine.cores, machine.versions['keras'], started]))"
     )
     cores, keras_version, started = json.loads(python(code))
     assert cores >= 1 and keras_version and started == []

@@ -28,7 +28,7 @@ ORDER = (
 ROOMS = tuple(room for floor in ORDER for room in floor)
 DRAWING = {"matplotlib": "show", "ipywidgets": "views"}  # a library, and the one module that may import it
 MAY_READ_ENVIRONMENT = {"devices", "cluster", "cli", "bootstrap"}
-NEEDS_NOTHING = {"bootstrap", "errors"}
+NEEDS_NOTHING = {"bootstrap", "errors", "lessons"}
 
 FRAMEWORKS = {"tensorflow", "jax", "keras", "tf_keras", "numpy", "matplotlib", "ipywidgets", "IPython", "sklearn"}
 

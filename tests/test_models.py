@@ -24,7 +24,8 @@ from course_lib import devices; devices.simulate(4, "jax")
 import keras
 from course_lib import models
 facts = {}
-for name, build in (("mlp", lambda: models.mlp((8, 8, 1), 10)), ("cnn", lambda: models.cnn((8, 8, 1), 10, batch_norm="local")),
+for name, build in (("mlp", lambda: models.mlp((8, 8, 1), 10)),
+                    ("cnn", lambda: models.cnn((8, 8, 1), 10, batch_norm="local")),
                     ("cnn on CIFAR", lambda: models.cnn((32, 32, 3), 10, batch_norm="synchronized")),
                     ("transformer", lambda: models.transformer(50, 12))):
     one, other = build(), build()
@@ -116,7 +117,7 @@ def test_positions_matter():
 def test_batch_norm_is_as_asked():
     asked = {choice: models.cnn((8, 8, 1), 10, batch_norm=choice) for choice in models.BATCH_NORMS}
     norms = {
-        choice: [l for l in model.layers if isinstance(l, keras.layers.BatchNormalization)]
+        choice: [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)]
         for choice, model in asked.items()
     }
     assert norms[None] == []

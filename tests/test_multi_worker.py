@@ -9,7 +9,7 @@ from course_lib import cluster, compare, data, models, training
 from course_lib.errors import CourseError
 
 # Sums over 32 + 32 rows in another order than over 64; Adam magnifies that where gradients are tiny.
-FLOAT32 = dict(relative=1e-5, reason="float32 sums in another order, over ten steps")
+FLOAT32 = {"relative": 1e-5, "reason": "float32 sums in another order, over ten steps"}
 ROWS, UNEVEN_ROWS, GLOBAL_BATCH = 640, 597, 64  # 597 = 9 * 64 + 21: shards of 11 and 10 rows
 
 

@@ -93,7 +93,7 @@ def test_the_table_is_cut_over_both_servers(found):
 
 
 def test_tensorflow_still_keeps_remote_functions_in_a_vector():
-    """When this fails, look whether `Run` may still read an element that moves: else remove make_room, and lesson 04's words on it."""
+    """When this fails, check whether `Run` may still read an element that moves; if not, remove make_room."""
     header = "tensorflow/core/distributed_runtime/eager/cluster_function_library_runtime.h"
     assert "std::vector<FunctionData> function_data_" in Path(tf.sysconfig.get_include(), header).read_text()
 
@@ -124,8 +124,8 @@ def test_room_is_made_before_threads_use_it(tasks):
         "GRPC_VERBOSITY": "INFO",
     }
     call = [sys.executable, "-c", ROOM_MADE, str(tasks)]
-    told = subprocess.run(call, env={**os.environ, **logged}, capture_output=True, text=True, check=True)
-    assert 64 < told.stderr.count("CFLR::Instantiate") <= 64 + tasks
+    logs = subprocess.run(call, env={**os.environ, **logged}, capture_output=True, text=True, check=True)
+    assert 64 < logs.stderr.count("CFLR::Instantiate") <= 64 + tasks
 
 
 def counter_operations(optimizer):
@@ -134,7 +134,7 @@ def counter_operations(optimizer):
 
 
 def test_keras_still_loses_counts():
-    """When this fails, keras issue 18668 is mended for the counter: remove count_every_update, and its part of lesson 04."""
+    """When this fails, keras issue 18668 is fixed: remove count_every_update and lesson 04's part on it."""
     operations = counter_operations(keras.optimizers.SGD())
     assert "AssignVariableOp" in operations and "AssignAddVariableOp" not in operations
 

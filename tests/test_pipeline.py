@@ -17,7 +17,7 @@ from course_lib.pipeline.links import Links
 F, B = pipeline.forward, pipeline.backward
 COUNTS = list(itertools.product(range(1, 9), range(1, 21)))
 IN_TURNS = pipeline.one_forward_one_backward
-FLOAT32 = dict(relative=1e-5, reason="float32 sums in another order, over 3 steps")
+FLOAT32 = {"relative": 1e-5, "reason": "float32 sums in another order, over 3 steps"}
 
 
 @pytest.mark.parametrize("make", [pipeline.gpipe, IN_TURNS])
@@ -320,7 +320,7 @@ def test_a_lost_neighbour_ends_the_wait():
         with pytest.raises(ZeroDivisionError), Links(1, addresses) as links:
             links.before.send(0, np.ones((2, 3), np.float32))
             links.before.receive(0)
-            1 / 0
+            raise ZeroDivisionError
 
     other = threading.Thread(target=dies)
     other.start()

@@ -216,16 +216,16 @@ def trained(strategy, wrapper, bad_row) -> tuple[Run, list]:
     x = draw.random((STEPS * GLOBAL_BATCH, 4, 4, 1), dtype="float32")
     x[BAD_STEP * GLOBAL_BATCH + bad_row] = 1e5  # beyond float16's largest
     rows = tf.data.Dataset.from_tensor_slices((x, draw.integers(0, 3, len(x)))).batch(GLOBAL_BATCH)
-    told = []
+    seen = []
 
     def tell(batch, logs):
-        told.append((float(model.optimizer.dynamic_scale.numpy()), int(model.optimizer.iterations.numpy())))
+        seen.append((float(model.optimizer.dynamic_scale.numpy()), int(model.optimizer.iterations.numpy())))
 
     with strategy.scope():
         model = model_in("mixed_float16")
         model.compile(wrapper(keras.optimizers.SGD(0.1)), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.fit(rows, shuffle=False, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=tell)])
-    return Run.of(f"{strategy.num_replicas_in_sync} replicas", model), told
+    return Run.of(f"{strategy.num_replicas_in_sync} replicas", model), seen
 
 
 @pytest.fixture(scope="module")
@@ -239,21 +239,21 @@ def one_device():
 
 
 def test_one_device_skips_the_overflow_and_halves_the_scale(one_device):
-    run, told = one_device
-    assert told == [(32768.0, 1), (32768.0, 2), (16384.0, 2), (16384.0, 3), (16384.0, 4)]
+    run, seen = one_device
+    assert seen == [(32768.0, 1), (32768.0, 2), (16384.0, 2), (16384.0, 3), (16384.0, 4)]
     assert all(np.isfinite(weight).all() for weight in run.weights.values())
 
 
 def test_replicas_that_agree_skip_as_one_device_does(strategy, one_device):
     """The bad row is on the last of four replicas."""
-    run, told = trained(strategy, training.AgreeingLossScale, bad_row=GLOBAL_BATCH - 1)
-    assert told == one_device[1]
+    run, seen = trained(strategy, training.AgreeingLossScale, bad_row=GLOBAL_BATCH - 1)
+    assert seen == one_device[1]
     # The bad row was another one here, but its batch was skipped in both.
     assert_equal(one_device[0], run, **FLOAT16)
 
 
 def test_keras_still_asks_one_replica(strategy):
-    """When this fails, Keras asks all replicas: retire `AgreeingLossScale` and that part of lesson 09 (keras pull 18691)."""
-    run, told = trained(strategy, keras.optimizers.LossScaleOptimizer, bad_row=GLOBAL_BATCH - 1)
-    assert told[BAD_STEP] == (32768.0, 3), "the step was taken, and the scale kept"
+    """When this fails, Keras asks all replicas: remove `AgreeingLossScale` and lesson 09's part on it."""
+    run, seen = trained(strategy, keras.optimizers.LossScaleOptimizer, bad_row=GLOBAL_BATCH - 1)
+    assert seen[BAD_STEP] == (32768.0, 3), "the step was taken, and the scale kept"
     assert not any(np.isfinite(weight).all() for weight in run.weights.values())

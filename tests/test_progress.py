@@ -67,11 +67,11 @@ def test_an_exercise_is_right_since_its_last_question_was_first_right(tmp_path):
 def test_json_keeps_its_form_and_tells_more(tmp_path, capsys):
     answer(tmp_path, FIRST, "q1")
     assert cli.main(["progress", "--json", "--folder", str(tmp_path)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    first = told["exercises"][0]
+    printed = json.loads(capsys.readouterr().out)
+    first = printed["exercises"][0]
     assert [first[key] for key in ("exercise", "points", "of", "attempts", "next_open")] == [FIRST, 1, 4, 1, "q2"]
     assert first["open"] == ["q2", "q3", "q4"] and first["notebook"] == f"exercises/{FIRST}.ipynb"
-    assert (told["points"], told["next_step"]) == (1, f"Next: q2 in exercises/{FIRST}.ipynb")
+    assert (printed["points"], printed["next_step"]) == (1, f"Next: q2 in exercises/{FIRST}.ipynb")
 
 
 class Cells(HTMLParser):

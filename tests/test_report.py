@@ -7,9 +7,10 @@ import pytest
 
 from course_lib import report, show
 from course_lib.errors import CourseError
+from course_lib.table import Table
 
 FIGURE = show.lines({"loss": ([1, 2], [3, 1])}, "epoch", "loss", "The loss falls from 3 to 1.")
-TABLE = report.Table(("digit", "right"), [("seven", 35), ("eight", 36)], "Right answers by digit.")
+TABLE = Table(("digit", "right"), [("seven", 35), ("eight", 36)], "Right answers by digit.")
 CHECKS = (report.Check("4 replicas equal 1", True, "off by 0"), report.Check("98% right", False, "97.2% of 360"))
 SECTIONS = {"Data": ["1,437 <digits> & more", {"test images": 360}], "Training": [FIGURE, TABLE]}
 
@@ -90,7 +91,7 @@ def test_the_same_run_gives_the_same_page(text):
 
 
 def test_what_cannot_be_shown_is_refused_in_one_line():
-    with pytest.raises(CourseError, match="section 'Data' holds a int: a part is text, a report.Table"):
+    with pytest.raises(CourseError, match="section 'Data' holds a part of type int: a part is text, a table.Table"):
         report.page("title", "summary", {"Data": [360]})
     with pytest.raises(CourseError, match="2 headers, and its row 2 has 1 cells"):
-        report.Table(("digit", "right"), [("seven", 35), ("eight",)], "Right answers.")
+        Table(("digit", "right"), [("seven", 35), ("eight",)], "Right answers.")

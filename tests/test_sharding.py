@@ -19,7 +19,7 @@ from course_lib.errors import CourseError
 
 LESSON = Path(__file__).parents[1] / "notebooks/07_tensor_parallelism_and_sharding.ipynb"
 CHECKS = {}
-FLOAT32 = dict(rtol=0, atol=1e-5)  # values near 1, sums of at most 64 products in another order
+FLOAT32 = {"rtol": 0, "atol": 1e-5}  # values near 1, sums of at most 64 products in another order
 
 
 class Absent:
@@ -121,7 +121,7 @@ def test_a_split_that_does_not_divide_is_refused():
 
 def test_zero_bytes_are_the_papers():
     """Figure 1 of the paper: 7.5 billion parameters, 64 devices, 2 + 2 + 12 bytes a parameter."""
-    mixed = dict(parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12)
+    mixed = {"parameter_bytes": 2, "gradient_bytes": 2, "optimizer_bytes": 12}
     totals = [sharding.zero_bytes(7_500_000_000, 64, stage, **mixed).total / 1e9 for stage in range(4)]
     assert [round(total, 1) for total in totals] == [120.0, 31.4, 16.6, 1.9]
 
@@ -285,7 +285,7 @@ def test_a_variable_that_should_be_split_and_is_not_is_refused():
 @on_eight_devices
 def test_a_model_built_outside_the_distribution_is_refused():
     message = error_of(layout_maps.layout_coverage, small_transformer(), layout(**KEYS))
-    assert "lies as (64, 64)" in message and "set_distribution" in message
+    assert "and has (64, 64)" in message and "set_distribution" in message
 
 
 @on_eight_devices

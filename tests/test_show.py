@@ -1,4 +1,4 @@
-"""Figures: a picture, and a text twin that carries the finding."""
+"""Figures: a picture, and a text alternative that carries the finding."""
 
 import numpy as np
 import pytest

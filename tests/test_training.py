@@ -126,14 +126,14 @@ def test_the_mixin_honours_sample_weights_and_regularisers(strategy):
 
 
 def test_keras_still_needs_the_mixin(strategy):
-    """When this fails, Keras weighs uneven shards rightly: retire `ExactPartialBatches` (see keras pull 20609)."""
+    """When this fails, Keras weights uneven shards correctly: remove `ExactPartialBatches` (see keras pull 20609)."""
     one = fit(tf.distribute.get_strategy(), digits(UNEVEN), OPTIMIZERS["momentum"], exact=False)
     four = fit(strategy, digits(UNEVEN), OPTIMIZERS["momentum"], exact=False)
     assert not compare(one, four, **FLOAT32).equal
 
 
 def test_keras_still_needs_the_optimizer_built_first(strategy):
-    """When this fails, keras issue 23085 is mended: drop `optimizer.build` from `replicated_step`."""
+    """When this fails, keras issue 23085 is fixed: drop `optimizer.build` from `replicated_step`."""
     with strategy.scope():
         model, optimizer = new_model(), keras.optimizers.SGD(0.05, momentum=0.9)
 

@@ -1,4 +1,4 @@
-"""The views: their numbers are the lessons' functions', their controls move them, and without controls they are whole."""
+"""The views: their numbers come from the lessons' functions, their controls move them, and they work without any."""
 
 import argparse
 import json

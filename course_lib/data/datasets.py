@@ -30,8 +30,8 @@ def load(
 
     name          "digits" (embedded), or "cifar10", "mnist", "fashion_mnist" (downloaded by TFDS)
     split         "train", "test" or any TFDS slice of them, such as "train[:10%]"
-    fallback      what to open when `name` can't be downloaded; `say` tells which it is
-    cache_dir     where the prepared digits lie; the user's cache folder by default
+    fallback      what to open when `name` can't be downloaded; `say` gets a line that names it
+    cache_dir     where the prepared digits are; the user's cache folder by default
     Raises        CourseError when the name is unknown, or can't be downloaded and there is no fallback
     """
     for wanted in (name, fallback or name):
@@ -50,8 +50,7 @@ def load(
 def arrays(name: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     """The whole split in memory: images float32 (n, h, w, c) in [0, 1], labels int32 (n,).
 
-    "digits" comes without TensorFlow; the others are read through `load`, which
-    says what it raises.
+    "digits" needs no TensorFlow; the others are read through `load` and raise what it raises.
     """
     _require_known(name)
     if name == "digits":
@@ -80,7 +79,7 @@ def _builder(tfds, name: str, cache_dir: Path | None):
         _require_network(name, builder)
         try:
             builder.download_and_prepare()
-        except Exception as error:  # TFDS has a type of its own for each way in which a download fails
+        except Exception as error:  # TFDS raises a different type for each way in which a download fails
             raise CourseError(
                 f"{name} could not be downloaded and prepared ({type(error).__name__}: {str(error)[:200]}): "
                 f'run this again, or use "digits", which needs no network.'

@@ -1,20 +1,16 @@
-"""The embedded digits as a real TFDS builder with a checksummed cache.
+"""The embedded digits as a real TFDS builder, prepared once. Needs TensorFlow and TFDS; taught in notebooks/01.
 
-Needs TensorFlow and TFDS; taught in notebooks/01. The path from here on is the
-one that ImageNet takes: a builder, record files of PNG images, `as_dataset`.
-
-Any number of processes may prepare the cache at once. Each prepares a private
-folder and renames it into place; the rename of a folder is atomic, so one wins
-and the others discard theirs. A reader checks every file's SHA-256 first.
+The rest of the path is the one that ImageNet takes: a builder, record files of
+PNG images, `as_dataset`. Any number of processes may prepare the cache at once:
+each writes its own folder and renames it, which is atomic, and the first one
+wins. (TFDS does the same, but draws the folder's name from Python's `random`,
+which programs seed alike.) TFRecord has a checksum for each record.
 """
 
 import contextlib
-import hashlib
 import io
 import os
-import shutil
 import tempfile
-import time
 from pathlib import Path
 
 from course_lib.data import digits
@@ -22,10 +18,6 @@ from course_lib.data.tfds_import import import_tfds
 from course_lib.errors import CourseError
 
 tfds = import_tfds()
-
-CHECKSUMS = "SHA256SUMS"
-PRIVATE_PREFIX = ".preparing-"
-ABANDONED_AFTER_SECONDS = 3600  # a preparation takes about a second
 
 
 class Digits(tfds.core.GeneratorBasedBuilder):
@@ -56,77 +48,39 @@ class Digits(tfds.core.GeneratorBasedBuilder):
 
 
 def prepared(cache_dir: Path) -> Digits:
-    """The builder, ready to read: prepares the cache when it is missing or damaged.
+    """The builder, ready to read; prepares the cache when it is missing.
 
-    cache_dir  where the course keeps its data; the records lie in digits-1.0.0/
+    cache_dir  where the course keeps its data; the records are in digits-1.0.0/
     Raises     CourseError when nothing can be written there
     """
     folder = Path(cache_dir) / f"digits-{Digits.VERSION}"
-    if not is_intact(folder):
-        try:
-            _prepare(folder)
-        except OSError as error:
-            raise CourseError(
-                f"The digits' records can't be written to {cache_dir} ({error.strerror or error}): "
-                "free some space there, or pass another folder as cache_dir."
-            ) from None
-    return Digits(data_dir=str(folder))
-
-
-def is_intact(folder: Path) -> bool:
-    """Does every file that SHA256SUMS lists exist, unaltered?"""
     try:
-        lines = (folder / CHECKSUMS).read_text().splitlines()
-        return bool(lines) and lines == _checksums(folder)
-    except (OSError, UnicodeDecodeError):
-        return False
+        if not folder.is_dir():
+            _prepare(folder)
+    except OSError as error:
+        raise CourseError(
+            f"The digits' records can't be written to {cache_dir} ({error.strerror or error}): "
+            "free some space there, or pass another folder as cache_dir."
+        ) from None
+    return Digits(data_dir=str(folder))
 
 
 def _prepare(folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(folder.parent)
-    private = Path(tempfile.mkdtemp(prefix=PRIVATE_PREFIX, dir=folder.parent))
-    try:
-        _write_records(private)
-        (private / CHECKSUMS).write_text("\n".join(_checksums(private)) + "\n")
-        _put_in_place(private, folder)
-    finally:
-        shutil.rmtree(private, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=".preparing-", dir=folder.parent) as private:
+        records = Path(private) / "records"
+        _write_records(records)
+        try:
+            os.rename(records, folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was first
+                raise
 
 
-def _write_records(private: Path) -> None:
+def _write_records(folder: Path) -> None:
     tfds.display_progress_bar(False)  # in a notebook a bar is displayed, and goes to no stream
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            Digits(data_dir=str(private)).download_and_prepare()
+            Digits(data_dir=str(folder)).download_and_prepare()
     finally:
         tfds.display_progress_bar(True)
-
-
-def _put_in_place(private: Path, folder: Path) -> None:
-    try:
-        os.rename(private, folder)
-    except OSError:  # another process was first, or a damaged cache stands there
-        if is_intact(folder):
-            return
-        # File by file, because a process may be reading: each replacement is atomic, and every
-        # process that repairs writes the same bytes.
-        for file in sorted(private.rglob("*")):
-            if file.is_file():
-                target = folder / file.relative_to(private)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(file, target)
-
-
-def _checksums(folder: Path) -> list[str]:
-    """One line per file, in sha256sum's format, sorted by path."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS)
-    return [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder).as_posix()}" for path in files]
-
-
-def _remove_abandoned(parent: Path) -> None:
-    """Delete what preparations that were killed have left."""
-    for leftover in parent.glob(f"{PRIVATE_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if time.time() - leftover.stat().st_mtime > ABANDONED_AFTER_SECONDS:
-                shutil.rmtree(leftover, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""One fast input pipeline, and one that can go on in the middle of an epoch. Needs TensorFlow; taught in notebooks/01."""
+"""A fast input pipeline, and one whose order a restart can repeat. Needs TensorFlow; taught in notebooks/01."""
 
 from collections.abc import Callable
 
@@ -24,11 +24,11 @@ def input_pipeline(
 
     cache, then shuffle, then batch, then scale and map whole batches in
     parallel, then prefetch: what is the same each epoch runs once, what is
-    random runs anew, and nothing runs per example that can run per batch.
+    random runs each time, and nothing runs per example that can run per batch.
 
     dataset       tf.data.Dataset of (image uint8 (h, w, c), label ())
     global_batch  examples per step, over all replicas
-    shuffle_seed  shuffles each epoch anew over the whole data set; None keeps the order
+    shuffle_seed  reshuffles the whole data set each epoch; None keeps the order
     map_fn        (images float32 (b, h, w, c) in [0, 1], labels (b,)) -> the same, on every batch
     cache         keep the examples in memory after the first epoch
     replicas      devices that share a global batch
@@ -58,14 +58,14 @@ def input_pipeline(
 def epoch_batches(images: np.ndarray, labels: np.ndarray, global_batch: int, epoch: int, *, seed: int = 0):
     """One epoch's batches, in an order that depends on the epoch and the seed alone.
 
-    `input_pipeline` shuffles anew each time it is read, so its order depends on
+    `input_pipeline` reshuffles each time it is read, so its order depends on
     how often a process has read it: a process that starts again in the third
-    epoch would get the first one's order. This one goes on where it was.
+    epoch would get the first one's order. This one continues where it was.
 
     images, labels  (n, ...) and (n,)
     global_batch    examples per step, over all replicas and workers
     Returns         tf.data.Dataset of (images (b, ...), labels (b,)) without the last partial batch;
-                    several workers share the examples of each batch out
+                    several workers share the examples of each batch
     """
     import tensorflow as tf
 
@@ -77,7 +77,7 @@ def epoch_batches(images: np.ndarray, labels: np.ndarray, global_batch: int, epo
 
 
 def _sharded_by_examples(tf):
-    """Several workers share the examples out, not the (single) file."""
+    """Several workers share the examples, not the (single) file."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return options
@@ -105,11 +105,15 @@ def _require_batch(global_batch: int, replicas: int, examples: int, drop_remaind
 
 def _pipeline_line(examples, global_batch, shuffle_seed, cache, drop_remainder, replicas) -> str:
     size = f"{examples:,} examples" if examples >= 0 else "examples (count unknown)"
-    order = f"shuffled anew each epoch (seed {shuffle_seed})" if shuffle_seed is not None else "in order"
+    order = f"reshuffled each epoch (seed {shuffle_seed})" if shuffle_seed is not None else "in order"
     share = f" ({global_batch / replicas:g} on each of {replicas} replicas)" if replicas > 1 else ""
-    kept = (
-        f", the last {examples % global_batch} dropped"
-        if drop_remainder and examples > 0 and examples % global_batch
-        else ""
-    )
-    return f"input: {size}{', cached' if cache else ''}, {order}, batches of {global_batch:,}{share}{kept}, scaled to [0, 1], prefetched"
+    dropped = examples % global_batch if drop_remainder and examples > 0 else 0
+    parts = [
+        f"input: {size}",
+        "cached" if cache else "",
+        order,
+        f"batches of {global_batch:,}{share}",
+        f"the last {dropped} dropped" if dropped else "",
+        "scaled to [0, 1], prefetched",
+    ]
+    return ", ".join(filter(None, parts))

@@ -1,6 +1,6 @@
 """Import TensorFlow Datasets wherever the course runs, Colab included.
 
-TFDS 4.9.10 has two faults there, and neither is mended by installing something
+TFDS 4.9.10 has two bugs there, and neither can be fixed by installing something
 that Colab doesn't have. It imports the backport `importlib_resources` without
 asking for it; Python 3.11 has the same module under its own name. And Colab
 ships protobuf 5 beside a tensorflow-metadata whose generated code was made by

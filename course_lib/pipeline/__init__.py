@@ -1,7 +1,7 @@
-"""Pipelines: schedules as data, balance, and stages that run in processes of their own; taught in notebooks/06.
+"""Pipelines: schedules as data, balance, and stages that run in separate processes; taught in notebooks/06.
 
 What is named here needs the standard library alone. `cutting`, `executor`, `links`
-and `placement` need Keras, TensorFlow or NumPy, and are imported by name.
+and `op_devices` need Keras, TensorFlow or NumPy, and are imported by name.
 """
 
 from course_lib.pipeline.balance import balance

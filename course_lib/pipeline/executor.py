@@ -1,6 +1,6 @@
-"""One stage of a pipeline, run by a schedule in a process of its own. Needs TensorFlow; taught in notebooks/06.
+"""One stage of a pipeline, run by a schedule in its own process. Needs TensorFlow; taught in notebooks/06.
 
-The stage's forward runs under a tape of its own. Its backward takes the gradient
+The stage's forward runs under its own tape. Its backward takes the gradient
 of its output from the next stage (`output_gradients`), and passes on the gradient
 of its input. Between steps nothing is in flight.
 """
@@ -34,7 +34,8 @@ class Stage:
     def __init__(self, links: Links, model: keras.Model, optimizer, per_example_loss: Callable):
         if not model.trainable_variables:
             raise CourseError(
-                f"stage {links.stage} has no weights to train: give it built layers that have some, or use fewer stages."
+                f"stage {links.stage} has no weights to train: give it built layers that have some, "
+                f"or use fewer stages."
             )
         self.links, self.model, self.optimizer, self.slots = links, model, optimizer, ()
         self._loss = per_example_loss
@@ -86,7 +87,8 @@ class Stage:
     def _require(self, schedule: Schedule) -> None:
         if schedule.chunks > 1:
             raise CourseError(
-                f"{schedule.name!r} has {schedule.chunks} chunks per stage, and a stage here runs one: use gpipe or 1F1B."
+                f"{schedule.name!r} has {schedule.chunks} chunks per stage, and a stage here runs one: "
+                f"use gpipe or 1F1B."
             )
         if schedule.stages != self.links.stages:
             raise CourseError(
@@ -110,7 +112,7 @@ class Stage:
         return outputs
 
     def _go_backward(self, micro_batch: int, arrived) -> list[tf.Tensor | None]:
-        """Gradients by the weights, and last by the inputs; nothing for the first stage's, which may be whole numbers."""
+        """Gradients by the weights, and last by the inputs: None on the first stage, where they may be integers."""
         tape, inputs, outputs = self._held.pop(micro_batch)
         sources = [self.model.trainable_variables, inputs if self.links.before else []]
         upstream = tf.cast(arrived, outputs.dtype)

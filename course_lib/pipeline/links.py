@@ -50,7 +50,8 @@ class Neighbour:
             message = self._incoming.get()
             if message is None:
                 raise CourseError(
-                    f"stage {self.stage} is gone, and micro-batch {micro_batch} was still to come from it: see how it ended."
+                    f"stage {self.stage} is gone, and micro-batch {micro_batch} was still to come from it: "
+                    f"see how it ended."
                 )
             self._arrived[message[0]] = message[1]
         return self._arrived.pop(micro_batch)
@@ -128,13 +129,13 @@ class Links:
 def connect(task) -> Links:
     """The links of a job's worker: worker s is stage s of as many stages as the job has workers.
 
-    task  a `cluster.Task` whose program starts no server of TensorFlow's at its address
+    task  a `cluster.Task`; its program must not start a TensorFlow server at the task's address
     """
     return Links(task.index, [task.addresses[f"worker {stage}"] for stage in range(task.workers)])
 
 
 def _read_message(stream) -> tuple[int, np.ndarray] | None:
-    """A micro-batch's number and its array; None when the neighbour has closed, or is lost in the middle of a message."""
+    """A micro-batch's number and its array; None when the neighbour has closed, or is lost during a message."""
     if not (length := stream.read(1)):
         return None
     micro_batch, *shape = np.frombuffer(stream.read(length[0] * NUMBER.itemsize), NUMBER).tolist()
@@ -162,4 +163,4 @@ def _reach(place: tuple[str, int]) -> socket.socket:
     while True:
         with suppress(OSError):
             return socket.create_connection(place)
-        time.sleep(KNOCK_SECONDS)  # nothing tells when another process listens
+        time.sleep(KNOCK_SECONDS)  # no event says when another process listens

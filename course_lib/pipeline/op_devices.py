@@ -16,19 +16,19 @@ def where_it_ran(step: Callable, *arguments, kind: str = "MatMul") -> list[tuple
     Returns  (operation's name, device as "CPU:1") of every such operation, sorted;
              names and number are those after TensorFlow's own optimizations
     """
-    mark = f"step-{uuid.uuid4().hex}"  # TensorFlow tells of earlier functions as well
+    mark = f"step-{uuid.uuid4().hex}"  # TensorFlow reports earlier functions as well
 
     def marked(*arguments):
         with tf.name_scope(mark):
             return step(*arguments)
 
-    # A partial has no code of its own: TensorFlow would count the calls of `marked` as one function traced too often, and warn.
+    # A partial has no code object: TensorFlow would count all calls of `marked` as one function's traces, and warn.
     traced = tf.function(partial(marked))
 
     running = context.context()
     running.enable_run_metadata()
     try:
-        traced(*arguments)  # it tells of a graph once, when it is made at the first call
+        traced(*arguments)  # a graph is reported once, when the first call makes it
         metadata = running.export_run_metadata()
     finally:
         running.disable_run_metadata()

@@ -1,4 +1,4 @@
-"""When a pipeline's stages worked, planned or measured, and what follows. Standard library only; taught in notebooks/06."""
+"""When a pipeline's stages worked, planned or measured. Standard library only; taught in notebooks/06."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class Timeline:
 
     @property
     def peak_in_flight(self) -> tuple[int, ...]:
-        """The most micro-batches whose activations each stage holds at once: forward done, backward not yet.
+        """The most micro-batches of which each stage holds activations at once: forward done, backward not yet.
 
         A micro-batch counts once in each chunk, and a chunk holds a v-th of a stage's activations.
         """
@@ -105,5 +105,5 @@ class Timeline:
 
 
 def gather(name: str, slots_of_stages: Iterable[Iterable[Slot]]) -> Timeline:
-    """One timeline of what each stage measured for itself."""
+    """One timeline from the slots that each stage measured."""
     return Timeline(name, tuple(slot for slots in slots_of_stages for slot in slots))

@@ -40,9 +40,10 @@ def all_reduce(algorithm: str = "ring", workers: int = 4, round: int = 3) -> Vie
     ]
     busiest, most = max(sent for sent, _, _ in counts), max(in_all for _, _, in_all in counts)
     caption = (
-        f"{algorithm.capitalize()} all-reduce of {BUFFER_BYTES} B on each of {workers} workers, after {round} of {whole.rounds} rounds: "
-        f"a worker has sent at most {busiest:,} B, {busiest / BUFFER_BYTES:.3g} of its buffer. In all the busiest sends "
-        f"{most / BUFFER_BYTES:.3g} buffers, and {whole.critical_bytes / BUFFER_BYTES:.3g} pass one after another."
+        f"{algorithm.capitalize()} all-reduce of {BUFFER_BYTES} B on each of {workers} workers, after {round} of "
+        f"{whole.rounds} rounds: a worker has sent at most {busiest:,} B, {busiest / BUFFER_BYTES:.3g} of its buffer. "
+        f"In all the busiest sends {most / BUFFER_BYTES:.3g} buffers, "
+        f"and {whole.critical_bytes / BUFFER_BYTES:.3g} pass one after another."
     )
     rows = [[f"worker {w}", f"{sent:,}", f"{got:,}", f"{in_all:,}"] for w, (sent, got, in_all) in enumerate(counts)]
     headers = ("", "sent so far, B", "received so far, B", "sends in all, B")

@@ -1,8 +1,8 @@
-"""A view that you can change: a picture, its finding in words and a table of its numbers, under controls. Used by views.
+"""A view under controls: a picture, its finding in words, and a table of its numbers. Used by all views.
 
 Standard library only until something is shown: then `show` draws, and ipywidgets
-makes the controls where a kernel has it. Without it the still state is all there
-is, and it is whole. Only what ipywidgets 7.7 (Colab's) and 8 share is used.
+makes the controls where a kernel has it. Without it the still state is shown, which
+is complete. Only what ipywidgets 7.7 (Colab's) and 8 share is used.
 """
 
 import base64
@@ -16,7 +16,7 @@ from html import escape
 from course_lib.errors import CourseError
 from course_lib.table import Table
 
-DOTS_PER_INCH = 90  # small enough to be drawn anew at each move of a control
+DOTS_PER_INCH = 90  # small enough to be redrawn at each move of a control
 PLAY_MILLISECONDS = 600  # from one picture to the next: longer than one takes to be drawn
 WIDGET = "application/vnd.jupyter.widget-view+json"
 Values = Mapping[str, object]
@@ -29,7 +29,7 @@ class View:
     figure   a `show.Figure`, whose caption carries the finding
     headers  of the table of the same numbers, one per column
     rows     its cells; the first of a row names it
-    command  for a terminal, that takes the question further
+    command  for a terminal, which answers the same question in more detail
     """
 
     figure: object
@@ -48,7 +48,8 @@ class View:
     def _repr_html_(self) -> str:
         data, caption = base64.b64encode(self.figure.picture(DOTS_PER_INCH)).decode(), escape(self.caption)
         return (
-            f'<figure><img alt="{caption}" src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'
+            f'<figure><img alt="{caption}" src="data:image/png;base64,{data}">'
+            f"<figcaption>{caption}</figcaption></figure>"
             + Table(self.headers, self.rows)._repr_html_()
             + (f"<p>In a terminal: <code>{escape(self.command)}</code></p>" if self.command else "")
         )
@@ -69,7 +70,7 @@ class Choice:
         return [option for option in self.options if self.allowed(option, values)]
 
     def clamped(self, value, values: Values):
-        """The value, or the option nearest to it that is allowed. Raises CourseError for what is no option at all."""
+        """The value, or the nearest option that is allowed. Raises CourseError for a value that is not an option."""
         if value not in self.options:
             raise CourseError(f"{self.label!r} is one of {', '.join(map(str, self.options))}, not {value!r}.")
         place = self.options.index(value)
@@ -102,7 +103,7 @@ class Range:
         return tuple(bound(values) if callable(bound) else bound for bound in (self.low, self.high, self.step))
 
     def clamped(self, value, values: Values) -> int:
-        """The nearest number that can be taken now. Raises CourseError for what is no number."""
+        """The nearest number that can be taken now. Raises CourseError for a value that is not a number."""
         low, high, step = self.now(values)
         value = min(max(_number(self.label, value), low), high)
         return min(low + step * round((value - low) / step), low + step * ((high - low) // step))
@@ -130,7 +131,7 @@ class Range:
 
 @dataclass(frozen=True)
 class LogRange:
-    """A control for a number above 0, whose slider moves by factors: 10**step each."""
+    """A slider for a number above 0 that moves by factors of 10**step."""
 
     label: str
     low: float
@@ -138,7 +139,7 @@ class LogRange:
     step: float = 0.05
 
     def clamped(self, value, values: Values) -> float:
-        """The value, or the end that it lies beyond. Raises CourseError for what is no number."""
+        """The value, or the end that it is beyond. Raises CourseError for a value that is not a number."""
         return min(max(float(_number(self.label, value)), self.low), self.high)
 
     def widget(self, value, values: Values, widgets):
@@ -155,12 +156,12 @@ WIDE_LABEL = {"description_width": "initial"}
 
 
 class Explorer:
-    """A view, its controls and where they stand at first; a cell that ends with it shows it.
+    """A view, its controls and their first values; a cell that ends with it shows it.
 
     view      a function of the controls' values to a View, without side effects
     controls  name of an argument to its control, in an order in which each depends on those before
-    start     where the controls stand; moved to what they allow
-    Raises    CourseError for a name that is no control's, or a value that is of another kind
+    start     the controls' first values; each is moved to the nearest that is allowed
+    Raises    CourseError for a name without a control, or a value of another kind
     """
 
     def __init__(self, view: Callable[..., View], controls: Mapping[str, object], start: Values):

@@ -9,7 +9,7 @@ NEIGHBOURS, MOST_TICKS = 4, 200
 
 
 def outcome(one, value: float) -> str:
-    """What becomes of a value above 0 in a `precision.Format`, in one word or two."""
+    """What a value above 0 becomes in a `precision.Format`, in a word or two."""
     kept = float(one.round(value))
     if math.isinf(kept):
         return "overflow to infinity"
@@ -21,7 +21,7 @@ def outcome(one, value: float) -> str:
 
 
 def spacing(one, value: float) -> float:
-    """From the number that the value becomes to the next larger one; at the end of the range, from the one before."""
+    """From the number that the value becomes to the next larger one; at the end of the range, to the next smaller."""
     kept = float(one.round(value))
     line = one.line(kept if kept <= one.largest else one.largest, 1)
     return line[-1] - line[-2]
@@ -31,7 +31,7 @@ def spacing(one, value: float) -> float:
 def formats(format: str = "float16", value: float = 0.1) -> View:
     """A value as each format keeps it, and the numbers that they have around it.
 
-    format  whose neighbourhood the picture shows
+    format  the format shown in the picture
     value   from 1e-46, below every format's smallest number, to 1e39, above every largest
     """
     from course_lib import precision, show
@@ -49,8 +49,9 @@ def formats(format: str = "float16", value: float = 0.1) -> View:
     kept = float(chosen.round(value))
     off = f", off by {abs(kept - value) / value:.2g} of itself" if 0 < kept < math.inf else ""
     caption = (
-        f"{value:.6g} in {format} is {kept:.6g}{off}: {outcome(chosen, value)}. Its numbers lie {spacing(chosen, value):.3g} apart there, "
-        f"and go from {chosen.smallest_subnormal:.3g} to {chosen.largest:.6g}. Dashed: your value; ticks: the numbers around it."
+        f"{value:.6g} in {format} is {kept:.6g}{off}: {outcome(chosen, value)}. "
+        f"Its numbers are {spacing(chosen, value):.3g} apart there, and go from {chosen.smallest_subnormal:.3g} "
+        f"to {chosen.largest:.6g}. Dashed: your value; ticks: the numbers around it."
     )
     headers = ("", "becomes", "which is", "error", "spacing there", "smallest", "largest")
     return View(show.number_lines(ticks, "value", caption, mark=value), headers, rows)

@@ -13,7 +13,7 @@ CHIPS = tuple(
 
 
 def prediction(model, chip, data, tensor, pipeline, zero, recompute, precision) -> planner.Prediction:
-    """`plan.predict` for micro-batches of one example, MICRO_BATCHES a replica."""
+    """`planner.predict` for micro-batches of one example, MICRO_BATCHES a replica."""
     sizes = {"data": data, "tensor": tensor, "pipeline": pipeline}
     layout = planner.Layout(**sizes, zero=zero, recompute=recompute, precision=precision, split_norms=tensor > 1)
     return planner.predict(MODELS[model], planner.Cluster(find_chip(chip), layout.chips), layout, data * MICRO_BATCHES)
@@ -62,7 +62,7 @@ def memory(
 
     model, chip             as `course plan` names them
     data, tensor, pipeline  devices along each way of splitting
-    zero, recompute         as `plan.Layout` has them
+    zero, recompute         as in `planner.Layout`
     precision               one that the device computes in
     """
     from course_lib import show
@@ -73,8 +73,9 @@ def memory(
     kinds = {kind: size / GIB for kind, size in one.memory.kinds.items()}
     total, largest = one.memory.total / GIB, max(kinds, key=kinds.get)
     caption = (
-        f"{model} on {one.cluster.chips} x {chip} ({one.layout}): {total:,.3g} GiB a device of {limit:,.4g}, likely {low:,.3g} to "
-        f"{high:,.3g}: {one.verdict}. Most goes to {largest}, {kinds[largest]:,.3g} GiB. Dashed: the device's memory."
+        f"{model} on {one.cluster.chips} x {chip} ({one.layout}): {total:,.3g} GiB a device of {limit:,.4g}, "
+        f"likely {low:,.3g} to {high:,.3g}: {one.verdict}. "
+        f"Most goes to {largest}, {kinds[largest]:,.3g} GiB. Dashed: the device's memory."
     )
     rows = [[kind, f"{size:,.2f}", f"{size / limit:.1%}"] for kind, size in {**kinds, "in all": total}.items()]
     rows.append(["the device has", f"{limit:,.2f}", "100.0%"])

@@ -1,4 +1,4 @@
-"""A pipeline's schedule, its bubble and what its stages hold. Needs matplotlib when it is shown; used in notebooks/06."""
+"""A pipeline's schedule, its bubble and its memory. Needs matplotlib when it is shown; used in notebooks/06."""
 
 from fractions import Fraction
 
@@ -33,7 +33,7 @@ def _group(values) -> int:
     micro_batches=Range("micro-batches", _group, 12, _group),
 )
 def pipeline(schedule: str = "1F1B", stages: int = 4, micro_batches: int = 8) -> View:
-    """What every stage does when, the share of time in which it idles, and the micro-batches that it holds.
+    """What each stage does when, the share of time in which it is idle, and the micro-batches that it holds.
 
     schedule       "naive", "GPipe", "1F1B", or "interleaved" with two chunks per stage
     stages         p, 2 to 6
@@ -47,8 +47,9 @@ def pipeline(schedule: str = "1F1B", stages: int = 4, micro_batches: int = 8) ->
     formula = bubble(schedule, stages, micro_batches)
     halves = ", counted in whole stages (a chunk is half of one)" if chunks > 1 else ""
     caption = (
-        f"{timeline.name}, {stages} stages, {micro_batches} micro-batches: {timeline.bubble:.1%} of the time is idle, as the formula's "
-        f"{formula} says, and the fullest stage holds the activations of {max(held):g} micro-batches at once{halves}."
+        f"{timeline.name}, {stages} stages, {micro_batches} micro-batches: {timeline.bubble:.1%} of the time is idle, "
+        f"as the formula's {formula} says, and the fullest stage "
+        f"holds the activations of {max(held):g} micro-batches at once{halves}."
     )
     rows = [
         [f"stage {stage}", f"{idle / timeline.total:.1%}", f"{most:g}", f"{most / micro_batches:.0%}"]

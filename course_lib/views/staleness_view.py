@@ -57,8 +57,9 @@ def staleness(staleness: int = 1, rate: float = 0.9, updates: int = 30) -> View:
     counts = range(updates + 1)
     caption = (
         f"Staleness {staleness}, learning rate x curvature {rate:.3g}: {verdict(staleness, rate)}. It oscillates above "
-        f"{smooth(staleness):.3g} and diverges above {limit(staleness):.3g}; without staleness those are 1 and 2, and this rate "
-        f"{verdict(0, rate)}. After {updates} updates w is {stale[-1]:.3g}, and {fresh[-1]:.3g} without staleness."
+        f"{smooth(staleness):.3g} and diverges above {limit(staleness):.3g}; without staleness those are 1 and 2, "
+        f"and this rate {verdict(0, rate)}. "
+        f"After {updates} updates w is {stale[-1]:.3g}, and {fresh[-1]:.3g} without staleness."
     )
     shown = sorted({round(row * updates / (MOST_ROWS - 1)) for row in range(MOST_ROWS)})
     rows = [[f"{count}", f"{stale[count]:.4g}", f"{fresh[count]:.4g}"] for count in shown]

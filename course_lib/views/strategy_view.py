@@ -1,4 +1,4 @@
-"""Questions that lead to a strategy, its lesson and the planner's call: lesson 10's path. Needs matplotlib when it is shown."""
+"""Questions that lead to a strategy, its lesson and a planner command. Needs matplotlib when shown; notebooks/10."""
 
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ CUT_TABLES = Step("tables cut over the devices", 5, ("07",))
 SHARD = Step("ZeRO or FSDP over replicas, by Keras on JAX", 5, ("07",))
 TENSOR = Step("tensor parallelism in a machine, by Keras on JAX", 6, ("07",))
 STAGES = Step("a pipeline across machines", 7, ("06",))
-COMPILER = Step("what the TPU's compiler says of it", 9, ("05",))
+COMPILER = Step("what the TPU's compiler says about it", 9, ("05",))
 
 
 def replicas(machines: str, framework: str, device: str) -> Step:
@@ -53,17 +53,23 @@ def replicas(machines: str, framework: str, device: str) -> Step:
 
 def choose(fits: str, machines: str, tables: str, framework: str, device: str, workers: str) -> list[Step]:
     """What to do, in the order to try it; the arguments are QUESTIONS' answers."""
-    steps = [KEEP_LESS] * (fits == ACTIVATIONS)
+    steps = [KEEP_LESS] if fits == ACTIVATIONS else []
     served = framework == TENSORFLOW and device != "TPUs"  # by ParameterServerStrategy, which has no TPU workers
     if served and (tables == TABLES or (workers == COME_AND_GO and fits != STATES)):
         return [*steps, SERVERS]  # in place of replicas: the servers hold tables and survive their workers
     if tables == TABLES:
         steps.append(CUT_TABLES)
     if fits == STATES:
-        steps += [SHARD, TENSOR, *[STAGES] * (machines == "several")]
+        steps += [SHARD, TENSOR]
+        if machines == "several":
+            steps.append(STAGES)
     else:
         steps.append(replicas(machines, framework, device))
-    return [*steps, *[CHECKPOINTS] * (workers == COME_AND_GO), *[COMPILER] * (device == "TPUs")]
+    if workers == COME_AND_GO:
+        steps.append(CHECKPOINTS)
+    if device == "TPUs":
+        steps.append(COMPILER)
+    return steps
 
 
 def planner_call(fits: str, machines: str, device: str) -> str:
@@ -120,4 +126,4 @@ def strategy(
 
 
 def _lessons(step: Step) -> str:
-    return f"lesson{'s' * (len(step.lessons) > 1)} {' and '.join(step.lessons)}"
+    return f"{'lessons' if len(step.lessons) > 1 else 'lesson'} {' and '.join(step.lessons)}"

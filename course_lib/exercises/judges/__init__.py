@@ -8,21 +8,9 @@ import importlib
 
 from course_lib.errors import CourseError
 from course_lib.exercises.question import Question
+from course_lib.lessons import LESSONS
 
-MODULES = {
-    "00_start_here": "ex00",
-    "01_one_device": "ex01",
-    "02_data_parallelism": "ex02",
-    "03_multi_worker": "ex03",
-    "04_parameter_server": "ex04",
-    "05_tpu": "ex05",
-    "06_model_parallelism": "ex06",
-    "07_tensor_parallelism_and_sharding": "ex07",
-    "08_gradient_accumulation": "ex08",
-    "09_mixed_precision": "ex09",
-    "10_choosing_a_strategy": "ex10",
-    "11_capstone": "ex11",
-}
+MODULES = {lesson.name: lesson.exercise for lesson in LESSONS.values()}
 
 
 def questions(exercise: str) -> tuple[Question, ...]:

@@ -492,7 +492,7 @@ BOTTLENECK = Question(
         Mistake(
             "replicas added up",
             "You add the durations of events that run at the same time, so four replicas count four times.",
-            "The loop waits for the clock on the wall: `measure.covered_seconds` counts overlapping events once.",
+            "The loop waits for the clock on the wall: `profiler.covered_seconds` counts overlapping events once.",
             _bottleneck(seconds=_summed),
         ),
         Mistake(
@@ -599,7 +599,7 @@ def _profile(warm=True, one_mark=False, loop=False, wait=True, unlimited=False, 
 
         import tensorflow as tf
 
-        from course_lib import measure
+        from course_lib import profiler
 
         mark = tf.profiler.experimental.Trace
         pulled = iter(batches)
@@ -620,11 +620,11 @@ def _profile(warm=True, one_mark=False, loop=False, wait=True, unlimited=False, 
                     batch = before if early_pull else next(pulled)
                 compute(batch)
 
-        with measure.profile(folder):
+        with profiler.profile(folder):
             with mark("train") if one_mark else contextlib.nullcontext():
                 for number in range(12 if unlimited else steps):
                     train(number)
-        return measure.read_trace(folder)
+        return profiler.read_trace(folder)
 
     return {"profile_steps": profile_steps, "bottleneck": _bottleneck()}
 
@@ -654,7 +654,7 @@ PROFILE = Question(
         Mistake(
             "first step recorded",
             "You record the first step, in which TensorFlow records the graph.",
-            "Run one step, and wait for its loss, before `measure.profile` begins.",
+            "Run one step, and wait for its loss, before `profiler.profile` begins.",
             _profile(warm=False),
             _in_both(lambda answers, steps: answers["first_recorded"]),
         ),

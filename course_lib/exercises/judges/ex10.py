@@ -470,7 +470,7 @@ PROFILES = Question(
         Mistake(
             "durations added",
             "You add up durations, and operations that run side by side count twice.",
-            "`measure.covered_seconds` counts overlapping events once.",
+            "`profiler.covered_seconds` counts overlapping events once.",
             _bottleneck(covered=_summed),
         ),
         Mistake(

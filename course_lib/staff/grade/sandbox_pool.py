@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
-from course_lib.doctor import NEEDS
 from course_lib.errors import CourseError
+from course_lib.lessons import LESSONS
 from course_lib.staff.grade.results import Result
 from course_lib.staff.grade.sandbox_process import Box, BoxFailed, Told
 
@@ -31,7 +31,7 @@ class _Desk:
 
 def backend_of(exercise: str | None) -> str:
     """Keras' backend for an exercise, which its set-up cell picks too."""
-    return NEEDS[exercise].framework if exercise else "tensorflow"
+    return LESSONS[exercise].framework if exercise else "tensorflow"
 
 
 def grade_all(work: Iterable[tuple[str, Grading]], desks: int, enclosed: bool = True) -> Iterator[tuple[int, Result]]:

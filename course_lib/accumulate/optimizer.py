@@ -1,11 +1,4 @@
-"""Gradient accumulation: several micro-batches make one update, on TensorFlow and JAX, on one device and on replicas.
-
-Needs Keras; taught in notebooks/08. `Accumulating` wraps any Keras optimizer, for
-`fit` and for a loop of your own. `ExactGroups` is for what `fit` is left with at
-an epoch's end: a group that is not full, a micro-batch that is smaller.
-"""
-
-import inspect
+"""The optimizer that adds up micro-batches. Needs Keras, on TensorFlow or JAX; taught in notebooks/08."""
 
 import keras
 from keras import ops
@@ -24,13 +17,14 @@ def micro_batch_size(global_batch: int, micro_batches: int, replicas: int = 1) -
     """
     if min(global_batch, micro_batches, replicas) < 1:
         raise CourseError(
-            f"a global batch, its micro-batches and the replicas are 1 or more, not {global_batch}, {micro_batches} and {replicas}."
+            f"a global batch, its micro-batches and the replicas are 1 or more, "
+            f"not {global_batch}, {micro_batches} and {replicas}."
         )
     parts = micro_batches * replicas
     if global_batch % parts:
         raise CourseError(
-            f"a global batch of {global_batch} does not divide into {micro_batches} micro-batches on {replicas} replica(s): "
-            f"take a multiple of {parts}, such as {max(1, round(global_batch / parts)) * parts}."
+            f"a global batch of {global_batch} does not divide into {micro_batches} micro-batches on {replicas} "
+            f"replica(s): take a multiple of {parts}, such as {max(1, round(global_batch / parts)) * parts}."
         )
     return global_batch // parts
 
@@ -39,7 +33,7 @@ def micro_batch_size(global_batch: int, micro_batches: int, replicas: int = 1) -
 class Accumulating(keras.optimizers.Optimizer):
     """An optimizer that adds up the gradients of several micro-batches, and then makes one update.
 
-    Each replica has sums of its own. When a group is full they are added up over the
+    Each replica keeps its own sums. When a group is full they are added up over the
     replicas, once, and the inner optimizer gets the gradient of the whole group: it
     clips, tests for overflow and counts `iterations` as if it had seen one big batch
     on one device. The sums are variables of the optimizer, so a checkpoint taken in
@@ -49,11 +43,11 @@ class Accumulating(keras.optimizers.Optimizer):
     `Accumulating(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), 4)` and
     `compile(..., auto_scale_loss=False)`.
 
-    inner_optimizer  any Keras optimizer, or its name; clipping, averages and schedules are its own.
-                     From `build` on it sums nothing over replicas, and is of no use alone
+    inner_optimizer  any Keras optimizer, or its name; it keeps its clipping, averages and schedules.
+                     After `build` it sums nothing over replicas, so do not use it alone
     micro_batches    k, calls of `apply` per update
     Raises           CourseError for a k below 1, an inner optimizer that accumulates by itself, a loss
-                     scale around it, a step before `build`, gradients that are missing
+                     scale around it, a step before `build`, missing gradients
     """
 
     def __init__(self, inner_optimizer, micro_batches: int, name: str | None = None):
@@ -100,7 +94,7 @@ class Accumulating(keras.optimizers.Optimizer):
         self._update_when(lambda: ops.equal(self.added, self.micro_batches))
 
     def apply_rest(self) -> None:
-        """Update from a group that is not full; does nothing where none has begun. Call it as `apply`, in a replica's step."""
+        """Update from a group that is not full, if one has begun. Call it as `apply`, in a replica's step."""
         if self.built:
             self._update_when(lambda: ops.greater(self.added, 0))
 
@@ -157,12 +151,10 @@ class Accumulating(keras.optimizers.Optimizer):
         return cls(**{**config, "inner_optimizer": inner})
 
     def _local_sum(self, shape, name: str, like=None):
-        """A variable that each replica adds to by itself: it is summed over the replicas when it is read outside of them."""
+        """A variable that each replica adds to by itself; reading it outside the replicas gives their sum."""
         dtype = "float32" if like is None or like.dtype in HALF else like.dtype
-        kind = dict(
-            synchronization="on_read", aggregation="sum", trainable=False, layout=getattr(like, "_layout", None)
-        )
-        variable = keras.Variable("zeros", shape=shape, dtype=dtype, name=name, **kind)
+        kind = {"synchronization": "on_read", "aggregation": "sum", "layout": getattr(like, "_layout", None)}
+        variable = keras.Variable("zeros", shape=shape, dtype=dtype, name=name, trainable=False, **kind)
         self._track_variable(variable)
         return variable
 
@@ -177,10 +169,10 @@ class Accumulating(keras.optimizers.Optimizer):
         variables = trainable_variables or self._trainable_variables
         missing = [v.path for v, gradient in zip(variables, grads) if gradient is None]
         if missing or len(grads) != len(self.sums):
+            without = f" (none for {', '.join(missing)})" if missing else ""
             raise CourseError(
-                f"{len(grads) - len(missing)} gradients for {len(self.sums)} variables{' (none for ' if missing else ''}"
-                f"{', '.join(missing)}{')' if missing else ''}: pass one for each variable that the optimizer was built with, "
-                f"and freeze what is not trained with trainable = False before that."
+                f"{len(grads) - len(missing)} gradients for {len(self.sums)} variables{without}: pass one for each "
+                f"variable that the optimizer was built with; set trainable = False before that on those not trained."
             )
 
     def _update_when(self, due) -> None:
@@ -189,7 +181,7 @@ class Accumulating(keras.optimizers.Optimizer):
         import tensorflow as tf
 
         def in_all_replicas(strategy):
-            # The condition stands outside the replicas: inside of it no replica could wait for the others (keras issue 20582).
+            # The condition is outside the replicas: inside it no replica could wait for the others (keras issue 20582).
             ops.cond(due(), lambda: strategy.extended.call_for_each_replica(self._update), lambda: None)
 
         tf.distribute.get_replica_context().merge_call(in_all_replicas)
@@ -220,92 +212,6 @@ class Accumulating(keras.optimizers.Optimizer):
             variable.assign(value)
 
 
-class ExactGroups:
-    """Mix into a `keras.Model` so that every row counts alike in `fit` with `Accumulating`, also at an epoch's end.
-
-    Stock `fit` gives each micro-batch the same weight, however small, and carries a group
-    that is not full into the next epoch. This counts rows, and applies what is left
-    before validation and at the end of each epoch. (A loss that leaves out masked tokens
-    is a mean over tokens; it is not the big batch's, because rows have different numbers of them.)
-
-        class Model(accumulate.ExactGroups, keras.Model): pass
-        model.compile(accumulate.Accumulating(keras.optimizers.Adam(), 4), loss)
-
-    Raises  CourseError from `fit` for another optimizer
-    """
-
-    def fit(self, *args, **kwargs):
-        if not isinstance(self.optimizer, Accumulating):
-            raise CourseError(
-                f"ExactGroups is for accumulate.Accumulating, and this optimizer is {type(self.optimizer).__name__}."
-            )
-        call = inspect.signature(super().fit).bind(*args, **kwargs)
-        callbacks = call.arguments.get("callbacks") or []
-        call.arguments["callbacks"] = [
-            ApplyRest(),
-            *(callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]),
-        ]
-        return super().fit(*call.args, **call.kwargs)
-
-    def train_step(self, *arguments):
-        step = _jax_step if keras.backend.backend() == "jax" else _tensorflow_step
-        return step(self, *arguments)
-
-
-class ApplyRest(keras.callbacks.Callback):
-    """Update from a group that is not full at the end of an epoch, before its validation; `ExactGroups` brings it."""
-
-    def on_train_begin(self, logs=None):
-        self._update = None
-
-    def on_test_begin(self, logs=None):
-        self._update = self._update or self._in_replicas(self.model.optimizer.apply_rest)
-        self._update()
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.on_test_begin()
-
-    def _in_replicas(self, apply_rest):
-        if keras.backend.backend() == "jax":
-            return apply_rest
-        import tensorflow as tf
-
-        # Traced by hand: TensorFlow would take the same line in every model's training for needless retracing, and warn.
-        return tf.function(lambda: self.model.distribute_strategy.run(apply_rest)).get_concrete_function()
-
-
-def _tensorflow_step(model, data):
-    """As Keras' own, but for the rows."""
-    import tensorflow as tf
-
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    rows = tf.shape(keras.tree.flatten(x)[0])[0]
-    with tf.GradientTape() as tape:
-        predictions = model(x, training=True)
-        loss = model.compute_loss(x, y, predictions, sample_weight, training=True)
-        scaled = model.optimizer.scale_loss(loss)
-    gradients = tape.gradient(scaled, model.trainable_variables)
-    model.optimizer.apply(gradients, model.trainable_variables, rows=rows)
-    model.metrics[0].update_state(loss * _replicas(), sample_weight=rows)  # Keras' own loss tracker
-    return model.compute_metrics(x, y, predictions, sample_weight)
-
-
-def _jax_step(model, state, data):
-    """As Keras' own, but for the rows."""
-    import jax
-
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    trainable, other, optimizer, metrics = state
-    gradients_of = jax.value_and_grad(model.compute_loss_and_updates, has_aux=True)
-    (_, (loss, predictions, other, metrics)), gradients = gradients_of(
-        trainable, other, metrics, x, y, sample_weight, training=True, optimizer_variables=optimizer
-    )
-    rows = len(keras.tree.flatten(x)[0])
-    trainable, optimizer = model.optimizer.stateless_apply(optimizer, gradients, trainable, rows=rows)
-    logs, metrics = model._update_metrics_variables(metrics, loss, x, y, predictions, sample_weight)
-    return logs, (trainable, other, optimizer, metrics)
-
-
 def _innermost(optimizer):
     while hasattr(optimizer, "inner_optimizer"):
         optimizer = optimizer.inner_optimizer
@@ -313,9 +219,9 @@ def _innermost(optimizer):
 
 
 def _sum_no_more(optimizer) -> None:
-    """Keep an optimizer from summing over the replicas: what it gets is summed, and it must clip that sum, not its parts."""
+    """Keep an optimizer from summing over the replicas: it gets the sum, and must clip that, not the parts."""
     if keras.backend.backend() == "tensorflow":
-        optimizer._all_reduce_sum_gradients = list  # private; Keras 3 has no other way since apply() lost its argument
+        optimizer._all_reduce_sum_gradients = list  # private: Keras 3's apply() has no argument for it
 
 
 def _replicas() -> int:
@@ -328,7 +234,7 @@ def _replicas() -> int:
 
 
 def _dense(gradient):
-    """An embedding's gradient holds the rows that were looked up; a sum needs them all."""
+    """An embedding's gradient holds only the rows that were looked up; a sum needs all rows."""
     if hasattr(gradient, "dense_shape"):  # tf.IndexedSlices
         import tensorflow as tf
 

@@ -1,0 +1,64 @@
+"""The catalogue of lessons against the files and tables that repeat it."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from course_lib.lessons import LESSONS
+
+ROOT = Path(__file__).parents[1]
+each_lesson = pytest.mark.parametrize("lesson", LESSONS.values(), ids=LESSONS)
+
+
+def cells(name: str) -> list[str]:
+    return [cell.source for cell in nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells]
+
+
+def rows(page: str) -> list[list[str]]:
+    """The cells of every row of a page's tables."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
+
+
+@pytest.mark.parametrize("folder", ["notebooks", "solutions", "exercises"])
+def test_each_lesson_has_its_files_and_no_file_is_left_over(folder):
+    assert {path.stem for path in (ROOT / folder).glob("[0-9][0-9]_*.ipynb")} == set(LESSONS)
+
+
+@each_lesson
+def test_a_notebook_begins_with_its_title_and_question(lesson):
+    head = cells(lesson.name)[0]
+    assert head.startswith(f"# {lesson.number} · {lesson.title}\n")
+    assert f"\n**{lesson.question}**\n" in head
+
+
+@each_lesson
+def test_a_notebook_names_its_time_and_the_hardware_that_it_can_use(lesson):
+    (runs,) = re.findall(r"(?m)^- \*Runs:\* (.*)", cells(lesson.name)[0])
+    time = runs.partition(" on two CPU cores")[0]
+    seconds = re.search(r"(\d+) seconds", time)
+    halves = 1.5 if "a half" in time else 2 if "two" in time else 1
+    assert lesson.minutes == pytest.approx(int(seconds[1]) / 60 if seconds else halves, abs=0.05)
+    assert lesson.hardware.lower() in runs.lower()
+
+
+def test_readme_lists_every_lesson_with_its_question():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    listed = [row[:2] for row in rows(text) if "](notebooks/" in row[0]]
+    assert listed == [
+        [f"[{lesson.number} {lesson.title}](notebooks/{lesson.name}.ipynb)", lesson.question]
+        for lesson in LESSONS.values()
+    ]
+
+
+def test_lesson_00_lists_every_lesson_with_its_question():
+    (table,) = [cell for cell in cells("00_start_here") if "](02_data_parallelism.ipynb) |" in cell]
+    listed = [[re.sub(r"\[(.*)\]\(.*\)", r"\1", name), question] for name, question in rows(table)[2:]]
+    assert listed == [[f"{lesson.number} {lesson.title}", lesson.question] for lesson in LESSONS.values()]
+
+
+@each_lesson
+def test_an_exercise_has_its_questions_and_probes(lesson):
+    for room in ("judges", "probes"):
+        assert (ROOT / "course_lib" / "exercises" / room / f"{lesson.exercise}.py").is_file()
