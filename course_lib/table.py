@@ -24,6 +24,7 @@ class Table:
     left: Sequence[int] = (0,)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", tuple(self.rows))  # a zip could be read only once
         odd = [number for number, row in enumerate(self.rows, 1) if len(row) != len(self.headers)]
         if odd:
             raise CourseError(

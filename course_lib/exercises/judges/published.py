@@ -4,6 +4,7 @@
 need no notebooks beside the package.
 """
 
+import ast
 import functools
 import json
 import linecache
@@ -16,22 +17,30 @@ FILE = Path(__file__).with_name("published.json")
 
 @dataclass(frozen=True)
 class Answer:
-    """The source of one answer.
+    """The published answer to one question; read when it is needed."""
 
-    before  the imports and the answers above it, which it may use
-    """
+    exercise: str
+    question: str
 
-    before: str
-    source: str
+    @property
+    def source(self) -> str:
+        """The answer cell's source."""
+        return _stored()[self.exercise][self.question]
 
-    def names(self, edit: Mapping[str, str] = {}) -> dict[str, object]:
+    @property
+    def before(self) -> str:
+        """The imports and the answers above it, which it may use."""
+        parts = _stored()[self.exercise]
+        return "\n\n".join(parts[name] for name in list(parts)[: list(parts).index(self.question)])
+
+    def names(self, edit: Mapping[str, str] | None = None) -> dict[str, object]:
         """The names that a notebook defines with this answer, edited.
 
         edit    texts that stand once in the answer, each with its replacement; applied in order
         Raises  ValueError for a text that does not stand there once
         """
-        source, names = edited(self.source, edit), {"__name__": "__main__"}  # as in a notebook
-        for part in (self.before, source):
+        source, names = edited(self.source, edit or {}), {"__name__": "__main__"}  # as in a notebook
+        for part in (_needed(self.before, source), source):
             file = f"<answer {hash(part):x}>"
             # A worker program travels as its source, which Python looks up here, as IPython lets it.
             linecache.cache[file] = (len(part), None, part.splitlines(keepends=True), file)
@@ -39,11 +48,19 @@ class Answer:
         return names
 
 
-def answers(exercise: str) -> dict[str, Answer]:
-    """Question to published answer, such as {"q1": ...}."""
-    imports, *sources = _stored()[exercise].values()
-    names = list(_stored()[exercise])[1:]
-    return {name: Answer("\n\n".join([imports, *sources[:place]]), sources[place]) for place, name in enumerate(names)}
+class Answers:
+    """The published answers of an exercise by question: answers["q1"]."""
+
+    def __init__(self, exercise: str) -> None:
+        self._exercise = exercise
+
+    def __getitem__(self, question: str) -> Answer:
+        return Answer(self._exercise, question)
+
+
+def answers(exercise: str) -> Answers:
+    """The published answers of an exercise such as "06_model_parallelism"."""
+    return Answers(exercise)
 
 
 def edited(source: str, edit: Mapping[str, str]) -> str:
@@ -53,6 +70,29 @@ def edited(source: str, edit: Mapping[str, str]) -> str:
             raise ValueError(f"{text!r} stands {source.count(text)} times in the published answer, not once")
         source = source.replace(text, replacement)
     return source
+
+
+def _needed(before: str, source: str) -> str:
+    """What the source uses of the code above it, so that judging imports no framework that an answer does without."""
+    used, kept = _names_in(ast.parse(source)), []
+    for part in reversed(ast.parse(before).body):
+        if _bound(part) & used:
+            used |= _names_in(part)
+            kept.append(part)
+    return "\n".join(ast.unparse(part) for part in reversed(kept))
+
+
+def _names_in(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def _bound(part: ast.stmt) -> set[str]:
+    if isinstance(part, (ast.Import, ast.ImportFrom)):
+        return {(alias.asname or alias.name).split(".")[0] for alias in part.names}
+    defined = {part.name} if isinstance(part, (ast.FunctionDef, ast.ClassDef)) else set()
+    return defined | {
+        node.id for node in ast.walk(part) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
 
 
 @functools.cache
