@@ -27,7 +27,7 @@ SPLIT = {
 }
 
 
-def compiled(model: Transformer, layout: Layout) -> tpu.Report:
+def compiled(model: Transformer, layout: Layout) -> tpu.CompileReport:
     """The same step, compiled for v5e:2x2."""
     sizes = {"layers": model.layers, "width": model.hidden, "heads": model.heads, "vocabulary": model.vocabulary}
     return tpu.compile_step(
