@@ -1,7 +1,7 @@
 """A planner: what a training step needs on a cluster, before anybody rents it; taught in notebooks/10.
 
-What is named here needs the standard library alone, but for `from_keras` and
-`this_machine`, which import their framework when they are called. `fitting` needs SciPy.
+What is named here needs the standard library alone, except `from_keras` and `this_machine`, which
+import their framework when they are first used. The module `calibrate` needs SciPy.
 """
 
 import importlib
@@ -16,20 +16,8 @@ from course_lib.planner.rented_chips import CHIPS, Chip, Cluster, find_chip
 from course_lib.planner.step_time import StepTime
 from course_lib.planner.transformer import Transformer
 
-__all__ = [
-    "CHIPS",
-    "Block",
-    "Calibration",
-    "Chain",
-    "Chip",
-    "Cluster",
-    "Layout",
-    "Memory",
-    "Prediction",
-    "Search",
-    "StepTime",
-]
-__all__ += ["Transformer", "find_chip", "fitted", "from_keras", "predict", "search", "this_machine"]
+__all__ = ["CHIPS", "Block", "Calibration", "Chain", "Chip", "Cluster", "Layout", "Memory", "Prediction", "Search"]
+__all__ += ["StepTime", "Transformer", "find_chip", "fitted", "from_keras", "predict", "search", "this_machine"]
 WITH_A_FRAMEWORK = {"from_keras": "keras_model", "this_machine": "measured_machine"}
 
 

@@ -1,26 +1,24 @@
 """Seconds of one training step by kind, from a few formulas. Standard library only; taught in notebooks/10.
 
-Sources: Narayanan and others (2021), arXiv 2104.04473, for arithmetic, bubble and
-tensor-parallel traffic; Williams and others (2009), "Roofline", for arithmetic
-beside memory; Rajbhandari and others (2020), arXiv 1910.02054, for ZeRO's traffic;
-Patarasuk & Yuan (2009) for the ring's 2 (n - 1) / n.
+Sources: Narayanan and others (2021), arXiv 2104.04473, for arithmetic, bubble and tensor-parallel traffic;
+Williams and others (2009), "Roofline", for arithmetic beside memory; Rajbhandari and others (2020), arXiv
+1910.02054, for ZeRO's traffic; Patarasuk & Yuan (2009) for the ring's 2 (n - 1) / n.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from course_lib.errors import CourseError
-from course_lib.planner.blocks import Block, Chain, Stage
-from course_lib.planner.by_kind import ByKind
+from course_lib.planner.blocks import Block, Chain, StageBlocks
 from course_lib.planner.calibration import Calibration
 from course_lib.planner.layout import Layout
-from course_lib.planner.memory import FLOAT32_LOGITS, boundary_bytes, kept_bytes, stage_parameters
+from course_lib.planner.memory import FLOAT32_LOGITS, ByKind, boundary_bytes, kept_bytes, stage_parameters
 from course_lib.planner.rented_chips import TPU, Cluster
 
 
 @dataclass(frozen=True)
 class StepTime(ByKind):
-    """Seconds of one step, of the device that takes longest.
+    """Seconds of one step, on the device that takes longest.
 
     compute   matrix products
     memory    what lies between them, at the speed of the chip's memory; the optimizer's update
@@ -53,7 +51,7 @@ def step_time(chain: Chain, cluster: Cluster, layout: Layout, global_batch: int,
     """Time of one step, with enough data.
 
     Raises  CourseError for a batch that does not divide, more stages than layers, or a
-            precision that the chip has not
+            precision that the chip does not have
     """
     stages, m, p = chain.stages(layout.pipeline), layout.micro_batches(global_batch), layout.pipeline
     passes = [_stage(stage, cluster, layout, constants) for stage in stages]
@@ -77,7 +75,7 @@ def with_input(step: StepTime, global_batch: int, examples_per_second: float) ->
     return replace(step, input=max(0.0, fed - step.total))
 
 
-def _stage(stage: Stage, cluster: Cluster, layout: Layout, constants: Calibration) -> _Pass:
+def _stage(stage: StageBlocks, cluster: Cluster, layout: Layout, constants: Calibration) -> _Pass:
     """One micro-batch through one stage."""
     parts = [(_block(block, cluster, layout, constants), times) for block, times in stage.runs]
     return _Pass(*(sum(times * getattr(part, kind.name) for part, times in parts) for kind in fields(_Pass)))
@@ -88,14 +86,11 @@ def _block(block: Block, cluster: Cluster, layout: Layout, constants: Calibratio
     rate, read = _matrix_rate(cluster, layout.numbers.format, constants), cluster.chip.read_per_second
     examples = layout.micro_batch / layout.sequence / layout.tensor
     passes = 4 if layout.recompute == "full" and not block.logits else 3  # the output layer is not recomputed
+    scores = examples * block.score_flops
     if block.kept_scores:  # plain matrix products
-        score_rate, score_passes = rate, passes + (layout.recompute == "selective")
+        scores *= (passes + (layout.recompute == "selective")) / rate
     else:
-        score_rate, score_passes = (
-            cluster.chip.flops_per_second[_plain(layout.numbers.format)] * constants.attention,
-            passes,
-        )
-    scores = examples * block.score_flops * score_passes / score_rate
+        scores *= passes / (cluster.chip.flops_per_second[_plain(layout.numbers.format)] * constants.attention)
     kept = kept_bytes(block, replace(layout, recompute="none"))
     logits = examples * block.logits * (layout.numbers.compute + FLOAT32_LOGITS)
     traffic = constants.traffic_tpu if cluster.chip.family == TPU else constants.traffic
@@ -132,7 +127,7 @@ def _ring(block: Block, cluster: Cluster, layout: Layout, constants: Calibration
     return (c - 1) / c * sent / (cluster.link(c, layout.tensor) * constants.link)
 
 
-def _hop(stages: Sequence[Stage], cluster: Cluster, layout: Layout, constants: Calibration) -> float:
+def _hop(stages: Sequence[StageBlocks], cluster: Cluster, layout: Layout, constants: Calibration) -> float:
     """Seconds of sending one micro-batch's boundary on, and its gradient back, with nothing beside it."""
     if len(stages) == 1:
         return 0.0
