@@ -71,9 +71,8 @@ def compile_step(
 ) -> CompileReport:
     """Compile a train step for a TPU slice, without allocating any of the model's variables.
 
-    model      "cnn", "mlp" or "transformer" of models.py, with `arguments` for their sizes;
-               a function of these `arguments` that makes a built keras.Model, as
-               cluster.Job takes its program; or a keras.Model
+    model      "cnn", "mlp" or "transformer" of models.py, with `arguments` for their sizes; a function of these
+               `arguments` that makes a built keras.Model, as cluster.Job takes its program; or a keras.Model
     topology   such as "v5e:2x4"; see chips.names()
     batch      rows of the global batch
     mesh       axis name to devices; {"data": all of them} by default. The batch is split over "data"
@@ -85,8 +84,7 @@ def compile_step(
     accumulation  micro-batches that share one update
     show       is called with a line at each stage
     Returns    a CompileReport; where libtpu is missing, the one that is stored for the same request
-    Raises     NoCompiler where libtpu is missing and nothing is stored; CourseError for
-               a mistake in the request
+    Raises     NoCompiler where libtpu is missing and nothing is stored; CourseError for a mistake in the request
     """
     data, mesh = _as_data(model, arguments or {}), dict(mesh or {})
     shards = {key: list(axes) for key, axes in (shards or {}).items()}

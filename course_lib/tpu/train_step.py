@@ -70,9 +70,8 @@ def train_step(training: Training, accumulation: int = 1) -> Callable:
     """The step as a function of its state.
 
     accumulation  micro-batches that share one update, of equal size
-    Returns       step(trainable, others, slots, x, y) -> (loss, trainable, others, slots):
-                  the values of the model's trainable and other variables and
-                  of the optimizer's, in Keras' order; x, y of the global batch
+    Returns       step(trainable, others, slots, x, y) -> (loss, trainable, others, slots): the values of the model's
+                  trainable and other variables and of the optimizer's, in Keras' order; x, y of the global batch
     """
     model, optimizer, loss = training.model, training.optimizer, training.loss
 

@@ -44,9 +44,8 @@ def place(training: Training, mesh: Mapping[str, int], layout: str, shards: Mapp
     """Choose the mesh axes of every variable.
 
     mesh    axis name to devices
-    layout  "data": each device holds all that `shards` does not split; "fsdp":
-            parameters and optimizer state are also split over the data axis,
-            along the longest dimension that it divides
+    layout  "data": each device holds all that `shards` does not split; "fsdp": parameters and optimizer state are
+            also split over the data axis, along the longest dimension that it divides
     shards  patterns of variable paths, as in a keras.distribution.LayoutMap, to the
             mesh axis of each dimension (of one block, for a `Repeated` layer's)
     Raises  CourseError as layout_maps.plan_layout does
