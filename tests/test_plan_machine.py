@@ -79,8 +79,9 @@ def test_a_piece_computes_what_the_model_computes():
     (piece,) = replay.pieces(program)
     results = []
 
-    def run_once(devices, run, held):
-        results.extend(tf.function(lambda: run(devices[0], held[0]), autograph=False)())
+    def run_once(devices, run, make):
+        value = make()
+        results.extend(tf.function(lambda: run(value), autograph=False)())
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replay, "_made_up", lambda tensor: tf.ones(tensor.shape, tensor.dtype))

@@ -20,7 +20,7 @@ HAS_COMPILER = importlib.util.find_spec("libtpu") is not None
 compiles = pytest.mark.skipif(not HAS_COMPILER, reason="libtpu, the TPU compiler, is not installed")
 OLD_COMPILER = HAS_COMPILER and tuple(map(int, importlib.metadata.version("libtpu").split(".")[:3])) < (0, 0, 23)
 
-# Lines that libtpu 0.0.42.1 printed for a scanned step on a mesh of data=4, model=2, without what nobody reads.
+# Lines that libtpu 0.0.42.1 printed for a scanned step on a mesh of data=4, model=2, without the parts that are not read.
 SCANNED = """\
 HloModule jit_step, is_scheduled=true, num_partitions=8
 
@@ -257,7 +257,7 @@ def test_without_a_compiler_the_stored_result_or_one_line(monkeypatch, tmp_path,
 
 
 def python(code: str, devices: int = 1) -> str:
-    """A process of its own, because this one may run Keras on TensorFlow."""
+    """A separate process, because this one may run Keras on TensorFlow."""
     start = f"from course_lib import devices; devices.simulate({devices}, 'jax')\n"
     done = subprocess.run(
         [sys.executable, "-c", start + textwrap.dedent(code)], capture_output=True, text=True, timeout=300

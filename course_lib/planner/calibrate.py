@@ -15,7 +15,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -127,7 +127,7 @@ def main() -> None:
 def _fit(found: Mapping[str, Sequence[Sample]], kind: str, start: Calibration) -> Calibration:
     known, names, place = found[kind], NAMES[kind], list(NAMES).index(kind)
     sources = sorted({sample.source for sample in known})
-    begin = np.array([_value(start, name) for name in names])
+    begin = np.array([({**vars(start), **start.matrix})[name] for name in names])
 
     def residuals(unknown: np.ndarray) -> np.ndarray:
         constants = _with(start, names, begin * np.exp(unknown[: len(names)]))
@@ -144,15 +144,10 @@ def _fit(found: Mapping[str, Sequence[Sample]], kind: str, start: Calibration) -
     return _with(start, names, begin * np.exp(solved.x[: len(names)]))
 
 
-def _value(constants: Calibration, name: str) -> float:
-    return constants.matrix[name] if name in FAMILIES else getattr(constants, name)
-
-
 def _with(constants: Calibration, names: Sequence[str], values: Sequence[float]) -> Calibration:
-    changed = asdict(constants)
-    for name, value in zip(names, values):
-        (changed["matrix"] if name in FAMILIES else changed)[name] = float(value)
-    return Calibration(**changed)
+    given = dict(zip(names, map(float, values)))
+    matrix = {family: given.pop(family, share) for family, share in constants.matrix.items()}
+    return replace(constants, matrix=matrix, **given)
 
 
 def _rounded(constants: dict) -> dict:

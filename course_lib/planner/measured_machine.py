@@ -62,11 +62,10 @@ def this_machine(devices: int = 1, memory: bool = True) -> MeasuredMachine:
 
     from course_lib.planner import replay
 
-    with tf.device(names[0]):
-        matrix, vector = tf.random.normal((SIDE, SIDE)), tf.ones((LONG,))
+    matrix, vector = lambda: tf.random.normal((SIDE, SIDE)), lambda: tf.ones((LONG,))
     calls = {
-        "product": replay.on_each(names[:1], lambda device, factor: [tf.matmul(factor, factor)], [matrix]),
-        "copy": replay.on_each(names[:1], lambda device, numbers: [numbers + 1.0], [vector]),
+        "product": replay.on_each(names[:1], lambda factor: [tf.matmul(factor, factor)], matrix),
+        "copy": replay.on_each(names[:1], lambda numbers: [numbers + 1.0], vector),
         "nothing": replay.nothing(names[:1]),
         "nothing together": replay.nothing(names),
         "start": _empty_step(names),
@@ -103,9 +102,7 @@ class StepParts:
         return StepTime(
             compute=sum(count * alone[name] for name, count in self.times.items()),
             memory=alone["update"],
-            tensor=0.0,
             data=self.machine.exchange_seconds + self.sent_bytes / self.machine.chip.within,
-            bubble=0.0,
             overhead=self.machine.start_seconds,
         )
 
@@ -133,7 +130,7 @@ def step_parts(network: KerasChain, machine: MeasuredMachine, layout: Layout, gl
     pieces = replay.pieces(program)
     times = Counter(piece.work for piece in pieces)
     calls = {piece.work: replay.replay(program, piece, machine.devices) for piece in pieces}
-    shapes = [tuple(variable.shape) for variable in network.model.trainable_variables]
+    shapes = [variable.shape for variable in network.model.trainable_variables]
     calls["update"] = replay.update(network.optimizer, shapes, machine.devices)
     calls["nothing"] = replay.nothing(machine.devices)
     sent_bytes = 2 * (layout.data - 1) / layout.data * 4 * network.parameters
@@ -152,19 +149,19 @@ def memory(network: KerasChain, machine: MeasuredMachine, layout: Layout, global
 
     _checked(network, machine, layout, global_batch)
     program = trace_tensorflow.traced_graph(network.model, input_shapes(network.model, layout.micro_batch))
-    gradients = [4 * math.prod(variable.shape) for variable in network.model.trainable_variables]
+    weights = [4 * math.prod(variable.shape) for variable in network.model.trainable_variables]
     inputs = [program.trace.tensors[key].bytes for key in program.trace.inputs]
-    held = gradients * (1 + network.slots) + inputs
-    in_all = step_bytes(program.trace, program.gradients, held)
+    added = step_bytes(program.trace, program.gradients, [*weights * (1 + network.slots), *inputs])
+    gradients = sum(weights)
     kept = 4 * layout.micro_batch * sum(block.kept for block in network.blocks)
     plain, convolving = machine.framework_bytes
     convolves = any(op.type.startswith("Conv") for op in program.graph.get_operations())
     return Memory(
-        weights=sum(gradients),
-        gradients=sum(gradients),
-        optimizer=sum(gradients) * network.slots,
+        weights=gradients,
+        gradients=gradients,
+        optimizer=gradients * network.slots,
         activations=kept,
-        temporaries=max(0, in_all - sum(gradients) - kept),
+        temporaries=max(0, added - gradients - kept),
         framework=(convolving if convolves else plain) / len(machine.devices),
     )
 

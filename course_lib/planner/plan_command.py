@@ -13,8 +13,10 @@ from course_lib.cluster.worker_program import Program
 from course_lib.errors import CourseError
 from course_lib.planner.blocks import Chain
 from course_lib.planner.calibration import fitted
+from course_lib.planner.keras_model import from_keras
 from course_lib.planner.layout import DEGREES, PRECISIONS, RECOMPUTE, ZERO, Layout
 from course_lib.planner.layout_search import search
+from course_lib.planner.measured_machine import this_machine
 from course_lib.planner.prediction import predict
 from course_lib.planner.published_runs import NEEDED, PREDICTED, fill, read_table
 from course_lib.planner.rented_chips import CHIPS, Cluster, find_chip
@@ -135,8 +137,6 @@ def _own(text: str, optimizer: str) -> Chain:
     with devices.without_start_up_log():
         import keras
 
-        from course_lib.planner.keras_model import from_keras
-
     if text.endswith(".keras"):
         try:
             return from_keras(keras.saving.load_model(text, compile=False), optimizer)
@@ -184,8 +184,6 @@ def _cluster(arguments: argparse.Namespace) -> Cluster:
         some = "a100-40gb, a100-80gb, h100-80gb, h200-141gb"
         raise CourseError(f"a transformer by numbers is planned for a chip: add --chip, such as {some}.")
     devices.simulate(arguments.chips)
-    from course_lib.planner.measured_machine import this_machine
-
     return this_machine(arguments.chips)
 
 

@@ -1,13 +1,10 @@
-"""What a training step needs in one layout: memory and time by kind, with an interval.
-
-Standard library only; taught in notebooks/10.
-"""
+"""What a training step needs in one layout: memory and time by kind, with an interval; taught in notebooks/10."""
 
 from dataclasses import dataclass, replace
 from html import escape
 
 from course_lib.errors import CourseError
-from course_lib.planner import tpu_memory
+from course_lib.planner import measured_machine, tpu_memory
 from course_lib.planner.blocks import Chain
 from course_lib.planner.calibration import Calibration, fitted
 from course_lib.planner.layout import Layout
@@ -24,13 +21,13 @@ Interval = tuple[float, float]
 class Prediction:
     """One layout's figures, per device and per step; shown as a table.
 
-    memory             of the fullest device, bytes by kind
-    step               of the slowest device, seconds by kind
-    memory_interval    bytes: for published runs that the fit had not seen, 8 of 10 measured values lay so far around
-                       their prediction; on this machine and for a TPU's compiler, the aim of measured_machine.py
-                       and tpu_memory.py
-    step_interval      seconds, in the same sense
-    model_flops        arithmetic that the model itself needs in a step, without recomputation
+    memory           of the fullest device, bytes by kind
+    step             of the slowest device, seconds by kind
+    memory_interval  bytes: for published runs that the fit had not seen, 8 of 10 measured values lay so far around
+                     their prediction; on this machine and for a TPU's compiler, the aim of measured_machine.py and
+                     tpu_memory.py
+    step_interval    seconds, in the same sense
+    model_flops      arithmetic that the model itself needs in a step, without recomputation
     """
 
     chain: Chain
@@ -73,7 +70,7 @@ class Prediction:
         return {
             "chip": self.cluster.chip.name,
             "chips": self.cluster.chips,
-            "layout": {**vars(self.layout)},
+            "layout": dict(vars(self.layout)),
             "global_batch": self.global_batch,
             "parameters": self.chain.parameters,
             "memory_bytes": {**self.memory.kinds, "total": self.memory.total},
@@ -165,8 +162,6 @@ def _require_sense(chain: Chain, cluster: Cluster, layout: Layout) -> None:
 def _memory(model, chain, cluster, layout, global_batch: int, constants: Calibration) -> tuple[Memory, Interval]:
     """Memory, and the interval of measured over predicted."""
     if cluster.measured and cluster.shared:  # a CPU's allocator is replayed; on a GPU the formulas count
-        from course_lib.planner import measured_machine  # needs TensorFlow
-
         return measured_machine.memory(chain, cluster, layout, global_batch), measured_machine.MEMORY_AROUND
     if cluster.chip.family == TPU and tpu_memory.compilable(model, layout):
         return tpu_memory.compiled_memory(model, layout, global_batch), tpu_memory.AROUND
@@ -179,8 +174,6 @@ def _memory(model, chain, cluster, layout, global_batch: int, constants: Calibra
 def _step(chain, cluster, layout, global_batch: int, constants: Calibration) -> tuple[StepTime, Interval]:
     """Time of a step, and the interval of measured over predicted."""
     if cluster.measured:
-        from course_lib.planner import measured_machine
-
         return measured_machine.step_time(chain, cluster, layout, global_batch), measured_machine.TIME_AROUND
     return step_time(chain, cluster, layout, global_batch, constants), (constants.time_low, constants.time_high)
 

@@ -51,13 +51,12 @@ def pieces(program: TracedGraph) -> list[Piece]:
 def replay(program: TracedGraph, piece: Piece, devices: Sequence[str]) -> Callable[[], object]:
     """A call that runs a piece on each device at the same time, on random numbers of the right shapes."""
     graph_def, given, results = _cut(program, piece)
-    held = _on_devices(devices, lambda: {tensor.name: _made_up(tensor) for tensor in given})
 
-    def run(device: str, values: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
+    def run(values: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
         inside = {name: tf.identity(value) for name, value in values.items()}
         return tf.graph_util.import_graph_def(graph_def, input_map=inside, return_elements=results, name="")
 
-    return on_each(devices, run, held)
+    return on_each(devices, run, lambda: {tensor.name: _made_up(tensor) for tensor in given})
 
 
 def update(optimizer, shapes: Sequence[tuple[int, ...]], devices: Sequence[str]) -> Callable[[], object]:
@@ -69,12 +68,12 @@ def update(optimizer, shapes: Sequence[tuple[int, ...]], devices: Sequence[str])
         copy.build(variables)
         return copy, variables, [tf.random.normal(shape) for shape in shapes]
 
-    def run(device: str, trained) -> list[tf.Tensor]:
+    def run(trained) -> list[tf.Tensor]:
         copy, variables, gradients = trained
         copy.apply([tf.identity(gradient) for gradient in gradients], variables)
         return [tf.identity(copy.iterations.value)]
 
-    return on_each(devices, run, _on_devices(devices, made))
+    return on_each(devices, run, made)
 
 
 def all_reduce(numbers: int, devices: Sequence[str], key: int) -> Callable[[], object]:
@@ -83,47 +82,39 @@ def all_reduce(numbers: int, devices: Sequence[str], key: int) -> Callable[[], o
     key  of the group of devices; no other group of the process may have it
     """
 
-    def run(device: str, vector_and_token) -> list[tf.Tensor]:
+    settings = {"group_size": len(devices), "group_key": key, "instance_key": numbers}
+    settings |= {"merge_op": "Add", "final_op": "Id"}
+
+    def run(vector_and_token) -> list[tf.Tensor]:
         vector, token = vector_and_token
         # Without a token for each device, tf.function would run these one by one, and each waits for the others.
-        sums = tf.raw_ops.CollectiveReduceV2(
-            input=vector,
-            group_size=len(devices),
-            group_key=key,
-            instance_key=numbers,
-            ordering_token=[token.handle],
-            merge_op="Add",
-            final_op="Id",
-            communication_hint="auto",
-        )
-        return [sums]
+        return [tf.raw_ops.CollectiveReduceV2(input=vector, ordering_token=[token.handle], **settings)]
 
-    return on_each(devices, run, _on_devices(devices, lambda: (tf.ones((numbers,)), tf.Variable(0.0))))
+    return on_each(devices, run, lambda: (tf.ones((numbers,)), tf.Variable(0.0)))
 
 
 def nothing(devices: Sequence[str]) -> Callable[[], object]:
     """A call without work: what every other call here costs beside its work."""
-    return on_each(devices, lambda device, value: [tf.identity(value)], [tf.constant(0.0)] * len(devices))
+    return on_each(devices, lambda value: [tf.identity(value)], lambda: tf.constant(0.0))
 
 
-def _on_devices(devices: Sequence[str], make: Callable[[], object]) -> list[object]:
-    """What `make` returns, made once on each device."""
+def on_each(devices: Sequence[str], run: Callable, make: Callable[[], object]) -> Callable[[], object]:
+    """A call of one TensorFlow function that runs `run(value)` on all devices at the same time.
+
+    run   returns a list of tensors
+    make  makes the value; called once on each device
+    """
     held = []
     for device in devices:
         with tf.device(device):
             held.append(make())
-    return held
-
-
-def on_each(devices: Sequence[str], run: Callable, held: Sequence[object]) -> Callable[[], object]:
-    """One TensorFlow function that runs on all devices at the same time."""
 
     @tf.function(autograph=False)
     def together():
         outputs = []
-        for device, values in zip(devices, held):
+        for device, value in zip(devices, held):
             with tf.device(device):
-                outputs += run(device, values)
+                outputs += run(value)
         return outputs
 
     ready = together.get_concrete_function()  # many tf.functions of one name would be reported as retracing
@@ -131,7 +122,7 @@ def on_each(devices: Sequence[str], run: Callable, held: Sequence[object]) -> Ca
     def call():
         outputs = ready()
         if "GPU" in devices[0]:  # a CPU's call comes back when all is done
-            [tf.reshape(output, [-1])[:1].numpy() for output in outputs[-1:]]
+            tf.reshape(outputs[-1], [-1])[:1].numpy()
 
     return call
 

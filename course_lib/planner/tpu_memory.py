@@ -22,7 +22,7 @@ PROGRAM_BYTES = 20 * MIB  # machine code: 6 to 30 MiB, whatever the number of bl
 # 0 to 1, that the compiler counts beside them all the same.
 UNSHARED = 0.6
 # A logit on its way to the gradient: in bfloat16 XLA fuses the softmax with the products on both sides, in
-# float32 the logits and their gradient are tensors of their own.
+# float32 the logits and their gradient are separate tensors.
 LOGIT_BYTES = {"mixed_bfloat16": 2, "float32": 4 + 4}
 
 
@@ -38,7 +38,7 @@ def compilable(model: object, layout: Layout) -> bool:
 
 
 def compiled_memory(model: Transformer, layout: Layout, global_batch: int) -> Memory:
-    """Memory of one device for a `compilable` train step of models.transformer with Adam, as the TPU compiler counts it.
+    """Memory of one device for a `compilable` train step of models.transformer with Adam, in the compiler's terms.
 
     Returns  Memory at the fuller of two moments. Its total predicts tpu.CompiledMemory.total; without
              `framework`, which is what the compiler adds to what is alive, it predicts `peak`
@@ -72,9 +72,9 @@ def compiled_memory(model: Transformer, layout: Layout, global_batch: int) -> Me
         return Memory(4 * parameters, gradients, 2 * 4 * parameters, kept, temporaries, framework)
 
     at_the_loss = moment(sums, logits + 2 * head)
-    # As the backward loop over the blocks begins there is room for all their gradients and the output's. Within a block
-    # lives the scores' gradient; where blocks are recomputed, what the block would have kept, except the norms' results,
-    # which XLA then fuses with what uses them.
+    # As the backward loop over the blocks begins there is room for all their gradients and the output's. Within a
+    # block lives the scores' gradient; where blocks are recomputed, what the block would have kept, except the norms'
+    # results, which XLA then fuses with what uses them.
     in_the_backward_pass = moment(sums + 4 * (matrices + head), stored if recomputes else 4 * scores)
     return max(at_the_loss, in_the_backward_pass, key=lambda memory: memory.total)
 
@@ -82,7 +82,8 @@ def compiled_memory(model: Transformer, layout: Layout, global_batch: int) -> Me
 def _factors(model: Transformer, layout: Layout) -> float:
     """Bytes of one block: the factors of its matrix products, in bfloat16, and the activation function's inner results.
 
-    Both norms' results stay whole; queries, keys, values, the attention's result and the feed-forward layer are divided.
+    Both norms' results stay whole; queries, keys, values, the attention's result and the feed-forward layer are
+    divided.
     """
     tokens = layout.micro_batch * model.sequence_length
     feed_forward = (3 * layout.numbers.compute + 2) * tokens * model.ffn  # and the second product's factor
