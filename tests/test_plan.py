@@ -67,7 +67,10 @@ def test_arithmetic_is_narayanans_formula():
     ],
 )
 def test_activations_are_korthikantis_figure_1(model, layout, batch, printed_gib):
-    """arXiv 2205.05198, figure 1, as Calculon transcribes it; to 1%: we hold a stage's sent boundary and the head's input too."""
+    """arXiv 2205.05198, figure 1, as Calculon transcribes it.
+
+    To 1%: we hold a stage's sent boundary and the head's input too.
+    """
     layout = replace(layout, precision="float16_master")
     assert memory(model.chain(), layout, batch, EXACT).activations / GIB == pytest.approx(printed_gib, rel=0.011)
 
@@ -142,7 +145,7 @@ def test_a_link_across_nodes_is_the_outer_one():
 
 @pytest.mark.parametrize("layers, stages, sizes", [(8, 4, [3, 2, 2, 3]), (70, 12, [6] * 12), (6, 4, [2, 2, 2, 2])])
 def test_layers_are_dealt_out_as_megatron_and_bloom_do(layers, stages, sizes):
-    """Evenly; where they do not divide, embedding and output count as a layer each. BLOOM: 70 layers and 2 over 12 stages."""
+    """Evenly; where they do not divide, embedding and output count as a layer each. BLOOM: 72 over 12 stages."""
     chain = planner.Transformer(layers, 64, 4, 100, 16).chain()
     assert [sum(times for _, times in stage.runs) for stage in chain.stages(stages)] == sizes
 
@@ -211,7 +214,7 @@ def test_sources_left_out_of_the_fit_are_predicted_well_enough():
 
 @pytest.mark.slow
 def test_fitting_again_gives_what_is_stored():
-    """To a percent, as far as the rounding to three digits lets it; leaving each source out takes minutes, see calibrate.py."""
+    """To a percent, because three digits are stored; leaving each source out takes minutes, see calibrate.py."""
     again = asdict(calibrate.fit(calibrate.samples(published_runs.read_table(published_runs.PUBLISHED))))
     stored = asdict(planner.fitted())
     shares = {name: stored[name] for name in again if name not in ("matrix", *AROUND)}
@@ -361,7 +364,8 @@ def test_a_plan_is_drawn(tmp_path):
 
 
 def test_a_model_by_numbers_needs_no_framework():
-    code = f"import json, sys; from course_lib.cli import main; main(['plan', *{GIVEN!r}]); print(json.dumps(list(sys.modules)))"
+    code = "import json, sys; from course_lib.cli import main; "
+    code += f"main(['plan', *{GIVEN!r}]); print(json.dumps(list(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert not {"tensorflow", "jax", "keras", "numpy"} & set(json.loads(ran.stdout.splitlines()[-1]))
 

@@ -12,7 +12,8 @@ from course_lib.planner.transformer import Transformer
 HAS_COMPILER = importlib.util.find_spec("libtpu") is not None
 compiles = pytest.mark.skipif(not HAS_COMPILER, reason="libtpu, the TPU compiler, is not installed")
 
-# Narrow, because the compiler takes longer over wide layers; and deep, so that the program and on-chip memory are a small part.
+# Narrow, because the compiler takes longer over wide layers; and deep, so that the program and on-chip memory are a
+# small part.
 MODEL = Transformer(layers=48, hidden=256, heads=2, vocabulary=512, sequence_length=128, tied=False, flash=False)
 LAYOUTS = {
     "data": Layout(data=4, micro_batch=8),

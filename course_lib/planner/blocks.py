@@ -6,7 +6,7 @@ that memory and time need one set of formulas. Taught in notebooks/10.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from course_lib.errors import CourseError
 from course_lib.pipeline.balance import balance
@@ -83,15 +83,17 @@ class Chain:
         """
         if not self.layers:
             cuts = balance([block.flops + block.score_flops for block in self.blocks], count)
-        elif count > self.layers:
+            return [StageBlocks(self.blocks[cut.start : cut.stop]) for cut in cuts]
+        if count > self.layers:
             raise CourseError(f"{self.layers} layers can't fill {count} pipeline stages: use {self.layers} or fewer.")
-        elif self.layers % count:
-            cuts = _dealt(len(self.blocks), count)
+        if self.layers % count:  # the first stages get a block more
+            sizes = [(len(self.blocks) + stage) // count for stage in reversed(range(count))]
         else:
-            each, last = self.layers // count, len(self.blocks)
-            inner = [1 + each * stage for stage in range(1, count)]
-            cuts = [range(start, end) for start, end in zip([0, *inner], [*inner, last])]
-        return [StageBlocks(self.blocks[cut.start : cut.stop]) for cut in cuts]
+            sizes = [self.layers // count] * count
+            sizes[0] += 1
+            sizes[-1] += 1
+        ends = list(accumulate(sizes))
+        return [StageBlocks(self.blocks[start:end]) for start, end in zip([0, *ends], ends)]
 
 
 class StageBlocks:
@@ -115,10 +117,3 @@ class StageBlocks:
 
     def largest(self, size: Callable[[Block], float]) -> float:
         return max(size(block) for block, _ in self.runs)
-
-
-def _dealt(items: int, count: int) -> list[range]:
-    """Items dealt out in order to so many stages; the first ones get one more where they don't divide."""
-    each, more = divmod(items, count)
-    starts = [stage * each + min(stage, more) for stage in range(count + 1)]
-    return [range(start, end) for start, end in zip(starts, starts[1:])]
