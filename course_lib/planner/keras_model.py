@@ -124,7 +124,7 @@ def from_keras(model, optimizer="adam") -> KerasChain:
     try:
         made = keras.optimizers.get(optimizer)
     except (ValueError, TypeError) as error:
-        raise CourseError(f"Keras knows no optimizer {optimizer!r}: {_first_line(error)}") from None
+        raise CourseError(f"Keras knows no optimizer {optimizer!r}: {first_line(error)}") from None
     tracer = importlib.import_module(TRACERS[keras.backend.backend()])
     two, three = (_traced(tracer, model, rows) for rows in (2, 3))
     return KerasChain(model.name, _blocks(two, three, model), _slots(made), model=model, optimizer=made)
@@ -155,7 +155,7 @@ def input_shapes(model, rows: int):
     return given
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [""])[0]
 
 
@@ -164,7 +164,7 @@ def _traced(tracer, model, rows: int) -> Trace:
     try:
         return tracer.trace(model, given)
     except Exception as error:  # whatever the model's own code raises
-        why = f"{type(error).__name__}: {_first_line(error)}"
+        why = f"{type(error).__name__}: {first_line(error)}"
         raise CourseError(f"the model {model.name!r} can't be called on {rows} examples: {why}") from error
 
 
