@@ -30,7 +30,7 @@ TIMED = [  # model, replicas, global batch
     ("CNN", 4, 64),
     ("CNN", 4, 256),
 ]
-WEIGHED = [("MLP 128", 64), ("MLP 1024", 256), ("CNN", 64), ("CNN", 256), ("CNN 64, 64", 32), ("CNN 64, 64", 256)]
+MEASURED = [("MLP 128", 64), ("MLP 1024", 256), ("CNN", 64), ("CNN", 256), ("CNN 64, 64", 32), ("CNN 64, 64", 256)]
 per_example_loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
 
@@ -60,10 +60,10 @@ def time_ratios(pairs: int) -> None:
         ratios = []
         for _ in range(pairs):
             here = measured_machine.this_machine(replicas, memory=False)
-            trial = measured_machine.prepared(network, here, layout(replicas, global_batch), global_batch)
-            seconds = replay.median_seconds({**trial.calls, "step": step})
+            parts = measured_machine.step_parts(network, here, layout(replicas, global_batch), global_batch)
+            seconds = replay.median_seconds({**parts.calls, "step": step})
             measured = seconds.pop("step")
-            predicted = trial.step_time(seconds)
+            predicted = parts.step_time(seconds)
             ratios.append(predicted.total / measured)
         shares = ", ".join(f"{kind} {part / predicted.total:.0%}" for kind, part in predicted.kinds.items() if part)
         each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
@@ -89,7 +89,7 @@ def peak_bytes(task, global_batch: int, model_config: dict) -> int:
 
 def memory_ratios(pairs: int) -> None:
     here = measured_machine.this_machine()
-    for name, global_batch in WEIGHED:
+    for name, global_batch in MEASURED:
         network = from_keras(MODELS[name]())
         need = measured_machine.memory(network, here, layout(1, global_batch), global_batch)
         predicted = need.total - need.weights - need.optimizer  # what is there before the step

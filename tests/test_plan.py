@@ -67,7 +67,10 @@ def test_arithmetic_is_narayanans_formula():
     ],
 )
 def test_activations_are_korthikantis_figure_1(model, layout, batch, printed_gib):
-    """arXiv 2205.05198, figure 1, as Calculon transcribes it; to 1%: we hold a stage's sent boundary and the head's input too."""
+    """arXiv 2205.05198, figure 1, as Calculon transcribes it.
+
+    To 1%: we hold a stage's sent boundary and the head's input too.
+    """
     layout = replace(layout, precision="float16_master")
     assert memory(model.chain(), layout, batch, EXACT).activations / GIB == pytest.approx(printed_gib, rel=0.011)
 
@@ -142,7 +145,7 @@ def test_a_link_across_nodes_is_the_outer_one():
 
 @pytest.mark.parametrize("layers, stages, sizes", [(8, 4, [3, 2, 2, 3]), (70, 12, [6] * 12), (6, 4, [2, 2, 2, 2])])
 def test_layers_are_dealt_out_as_megatron_and_bloom_do(layers, stages, sizes):
-    """Evenly; where they do not divide, embedding and output count as a layer each. BLOOM: 70 layers and 2 over 12 stages."""
+    """Evenly; where they do not divide, embedding and output count as a layer each. BLOOM: 72 over 12 stages."""
     chain = planner.Transformer(layers, 64, 4, 100, 16).chain()
     assert [sum(times for _, times in stage.runs) for stage in chain.stages(stages)] == sizes
 
@@ -211,7 +214,7 @@ def test_sources_left_out_of_the_fit_are_predicted_well_enough():
 
 @pytest.mark.slow
 def test_fitting_again_gives_what_is_stored():
-    """To a percent, as far as the rounding to three digits lets it; leaving each source out takes minutes, see fitting.py."""
+    """To a percent, because three digits are stored; leaving each source out takes minutes, see calibrate.py."""
     again = asdict(calibrate.fit(calibrate.samples(published_runs.read_table(published_runs.PUBLISHED))))
     stored = asdict(planner.fitted())
     shares = {name: stored[name] for name in again if name not in ("matrix", *AROUND)}
@@ -245,7 +248,7 @@ def test_a_table_comes_back_with_predictions(tmp_path, capsys):
     assert [bool(text) for text in times] == [True, False, False, False, False]
     assert float(times[0]) == pytest.approx(float(given[0]["step_time_s"]), rel=0.3)
     complaint = capsys.readouterr().err.strip().splitlines()
-    assert complaint == ["course plan: row 5: column hidden holds 'many', which is no number from 0."]
+    assert complaint == ["course plan: row 5: column hidden holds 'many', which is not a number of at least 0."]
 
 
 def test_every_published_row_is_answered_or_left_empty(tmp_path):
@@ -281,7 +284,7 @@ GIVEN = ("llama2-7b", "--chip", "h100-80gb", "--chips", "8", "--batch", "64")
             (*GIVEN, "--data", "8", "--micro-batch", "5"),
             "64 does not divide into 8 replicas x micro-batches of 5: take a multiple of 40",
         ),
-        ((*GIVEN, "--pipeline", "8", "--tensor", "0"), "a layout's tensor is a whole number from 1, not 0"),
+        ((*GIVEN, "--pipeline", "8", "--tensor", "0"), "Layout.tensor must be a whole number of at least 1, not 0"),
         (
             (
                 "layers=2,hidden=64,heads=3,vocabulary=9,sequence_length=4",
@@ -298,12 +301,15 @@ GIVEN = ("llama2-7b", "--chip", "h100-80gb", "--chips", "8", "--batch", "64")
         ),
         (("layers=2,hidden=64", "--chip", "t4", "--batch", "2"), "also needs heads, vocabulary, sequence_length"),
         (("layers=2,width=64", "--chip", "t4", "--batch", "2"), "has no 'width'; it has layers"),
-        (("layers=two", "--chip", "t4", "--batch", "2"), "layers is a whole number, or true or false, not 'two'"),
+        (("layers=two", "--chip", "t4", "--batch", "2"), "layers must be a whole number, or true or false, not 'two'"),
         (
             ("llama2-7b", "--chip", "v100-32gb", "--chips", "8", "--batch", "8", "--precision", "mixed_bfloat16"),
             "v100-32gb has no matrix products in bfloat16; it has float32, float16",
         ),
-        (("llama2-7b", "--chip", "t4", "--chips", "0", "--batch", "8"), "--chips is a whole number from 1, not 0"),
+        (
+            ("llama2-7b", "--chip", "t4", "--chips", "0", "--batch", "8"),
+            "--chips must be a whole number of at least 1, not 0",
+        ),
         (
             (
                 "llama2-7b",
@@ -358,7 +364,8 @@ def test_a_plan_is_drawn(tmp_path):
 
 
 def test_a_model_by_numbers_needs_no_framework():
-    code = f"import json, sys; from course_lib.cli import main; main(['plan', *{GIVEN!r}]); print(json.dumps(list(sys.modules)))"
+    code = "import json, sys; from course_lib.cli import main; "
+    code += f"main(['plan', *{GIVEN!r}]); print(json.dumps(list(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert not {"tensorflow", "jax", "keras", "numpy"} & set(json.loads(ran.stdout.splitlines()[-1]))
 

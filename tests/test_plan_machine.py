@@ -23,7 +23,7 @@ def float32(replicas: int, rows: int) -> Layout:
 
 
 def traced(model, rows: int = 4):
-    return trace_tensorflow.program(model, input_shapes(model, rows))
+    return trace_tensorflow.traced_graph(model, input_shapes(model, rows))
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +60,8 @@ def test_equal_blocks_are_tried_once(here):
     model = models.transformer(50, 12, layers=3, width=16)
     pieces = replay.pieces(traced(model))
     assert len({piece.work for piece in pieces}) < len(pieces) / 2
-    trial = measured_machine.prepared(from_keras(model), here[1], float32(1, 2), 6)
-    assert sum(trial.times.values()) == 3 * len(pieces)  # three micro-batches
+    parts = measured_machine.step_parts(from_keras(model), here[1], float32(1, 2), 6)
+    assert sum(parts.times.values()) == 3 * len(pieces)  # three micro-batches
 
 
 @pytest.mark.parametrize("kind", ["cnn", "transformer"])
@@ -79,8 +79,9 @@ def test_a_piece_computes_what_the_model_computes():
     (piece,) = replay.pieces(program)
     results = []
 
-    def run_once(devices, run, held):
-        results.extend(tf.function(lambda: run(devices[0], held[0]), autograph=False)())
+    def run_once(devices, run, make):
+        value = make()
+        results.extend(tf.function(lambda: run(value), autograph=False)())
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replay, "_made_up", lambda tensor: tf.ones(tensor.shape, tensor.dtype))
@@ -112,9 +113,9 @@ def test_a_machine_can_be_measured_with_other_numbers_of_devices_in_turn():
 
 def test_a_step_is_composed_of_what_was_tried(here):
     network = from_keras(models.mlp((8, 8, 1), 10, width=16))
-    trial = measured_machine.prepared(network, here[4], float32(4, 8), 64)  # two micro-batches of 8 on each of four
-    seconds = dict.fromkeys(trial.times, 3.0) | {"nothing": 1.0, "update": 5.0}
-    step = trial.step_time(seconds)
+    parts = measured_machine.step_parts(network, here[4], float32(4, 8), 64)  # two micro-batches of 8 on each of four
+    seconds = dict.fromkeys(parts.times, 3.0) | {"nothing": 1.0, "update": 5.0}
+    step = parts.step_time(seconds)
     assert (step.compute, step.memory, step.overhead) == (2 * 2 * (3 - 1), 5 - 1, here[4].start_seconds)
     sent_bytes = 2 * 3 / 4 * 4 * network.parameters
     assert step.data == pytest.approx(here[4].exchange_seconds + sent_bytes / here[4].chip.within)
@@ -128,7 +129,7 @@ def test_step_time_tries_it_all(here):
 @pytest.mark.parametrize(
     "layout, message",
     [
-        (Layout(tensor=2, data=2, precision="float32"), "tries data parallelism and accumulation alone"),
+        (Layout(tensor=2, data=2, precision="float32"), "tries only data parallelism and accumulation"),
         (
             Layout(data=4, precision="mixed_bfloat16"),
             "the layout is in mixed_bfloat16 and the model computes in float32",
@@ -138,7 +139,7 @@ def test_step_time_tries_it_all(here):
 )
 def test_what_this_machine_cannot_try_gets_one_clear_line(here, layout, message):
     with pytest.raises(CourseError, match=message):
-        measured_machine.prepared(from_keras(models.mlp((4, 4, 1), 3, width=4)), here[4], layout, 64)
+        measured_machine.step_parts(from_keras(models.mlp((4, 4, 1), 3, width=4)), here[4], layout, 64)
 
 
 def test_too_few_devices_get_the_remedy():

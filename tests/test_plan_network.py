@@ -170,7 +170,8 @@ for model in (cnn, models.transformer(50, 12, layers=1)):
     network = from_keras(model)
     flops, scores, kept = (sum(getattr(b, kind) for b in network.blocks) for kind in ("flops", "score_flops", "kept"))
     products = [b.name for b in network.blocks if b.flops]
-    facts[model.name] = [network.parameters, network.slots, flops, scores, products, network.blocks[-1].logits, kept > 0]
+    logits = network.blocks[-1].logits
+    facts[model.name] = [network.parameters, network.slots, flops, scores, products, logits, kept > 0]
 print(json.dumps(facts))
 """
 

@@ -1,4 +1,4 @@
-"""Train steps compiled for TPUs that are not there: reading what the compiler prints, laying out, counting, compiling."""
+"""Train steps compiled for absent TPUs: reading what the compiler prints, laying out, counting, compiling."""
 
 import importlib.metadata
 import importlib.util
@@ -13,14 +13,14 @@ import pytest
 from course_lib import models, tpu
 from course_lib.cli import main
 from course_lib.errors import CourseError
-from course_lib.tpu import chips, compiling, find_fit, hlo, hlo_collectives, hlo_cost
+from course_lib.tpu import chips, compile_client, hlo, hlo_collectives, hlo_cost
 from course_lib.tpu.compile_request import Request, checked, named_model
 
 HAS_COMPILER = importlib.util.find_spec("libtpu") is not None
 compiles = pytest.mark.skipif(not HAS_COMPILER, reason="libtpu, the TPU compiler, is not installed")
 OLD_COMPILER = HAS_COMPILER and tuple(map(int, importlib.metadata.version("libtpu").split(".")[:3])) < (0, 0, 23)
 
-# Lines that libtpu 0.0.42.1 printed for a scanned step on a mesh of data=4, model=2, without what nobody reads.
+# Lines that libtpu 0.0.42.1 printed for a scanned step on a mesh of data=4, model=2; what is not read is cut out.
 SCANNED = """\
 HloModule jit_step, is_scheduled=true, num_partitions=8
 
@@ -79,7 +79,7 @@ ENTRY %main.6_spmd (param.5: f32[64,1024], param.6: f32[1024,2048]) -> f32[] {
   %multiply_reduce_fusion = f32[]{:T(128)} reduce(%get-tuple-element.9, %constant.73.clone), dimensions={0,1}, to_apply=%add.clone
   ROOT %all-reduce.6 = f32[]{:T(128)} all-reduce(%multiply_reduce_fusion), channel_id=13, replica_groups=mesh['axis_0'=4,'axis_1'=1,'axis_2'=2] {'axis_0'}, use_global_device_ids=true, to_apply=%add.clone
 }
-"""  # noqa: E501
+"""  # noqa: E501, the compiler's own lines
 MESH = {"data": 4, "model": 2}
 
 
@@ -111,6 +111,15 @@ def test_each_collective_counts_once_per_turn_with_its_axis_and_bytes(program):
     assert {(r.kind, r.axis, r.devices, r.count, r.buffer_bytes, r.sent_bytes) for r in rows} == expected
 
 
+def all_reduce(groups: str) -> str:
+    """A program of one all-reduce over these groups."""
+    body = (
+        "%x = f32[8]{0} parameter(0)",
+        f"ROOT %r = f32[8]{{0}} all-reduce(%x), replica_groups={groups}, to_apply=%a",
+    )
+    return "\n".join(["ENTRY %e (x: f32[8]) -> f32[8] {", *(f"  {line}" for line in body), "}"])
+
+
 @pytest.mark.parametrize(
     ("groups", "axis"),
     [
@@ -126,19 +135,17 @@ def test_each_collective_counts_once_per_turn_with_its_axis_and_bytes(program):
     ],
 )
 def test_every_way_of_naming_groups_is_read(groups, axis):
-    line = f"ENTRY %e (x: f32[8]) -> f32[8] {{\n  %x = f32[8]{{0}} parameter(0)\n  ROOT %r = f32[8]{{0}} all-reduce(%x), replica_groups={groups}, to_apply=%a\n}}"
-    (row,) = hlo_collectives.find_collectives(hlo.parse(line), MESH)
+    (row,) = hlo_collectives.find_collectives(hlo.parse(all_reduce(groups)), MESH)
     assert row.axis == axis
 
 
 def test_half_a_ring_is_part_of_its_axis():
-    line = "ENTRY %e (x: f32[8]) -> f32[8] {\n  %x = f32[8]{0} parameter(0)\n  ROOT %r = f32[8]{0} all-reduce(%x), replica_groups=[2,4]<=[8], to_apply=%a\n}"
-    (row,) = hlo_collectives.find_collectives(hlo.parse(line), {"data": 8})
+    (row,) = hlo_collectives.find_collectives(hlo.parse(all_reduce("[2,4]<=[8]")), {"data": 8})
     assert row.axis == "part of data" and row.devices == 4
 
 
 def test_a_new_way_of_naming_groups_is_an_error_not_a_guess():
-    with pytest.raises(ValueError, match="is new"):
+    with pytest.raises(ValueError, match="cannot read these replica groups"):
         hlo_collectives.find_collectives(
             hlo.parse(SCANNED.replace("replica_groups=[4,2]<=[8]", "replica_groups=<4x2>" + " " * 80)), MESH
         )
@@ -151,15 +158,17 @@ def test_the_other_turns_of_a_loop_add_their_matrix_products(program):
 def test_a_convolution_counts_the_pairs_that_meet():
     """A 3x3 kernel over 4x4 pixels with padding: 4+4+2 pairs along each side, as XLA counts."""
     line = (
-        "ENTRY %e (x: f32[2,4,4,5]) -> f32[2,4,4,7] {\n  %x = f32[2,4,4,5]{3,2,1,0} parameter(0)\n  %k = f32[3,3,5,7]{3,2,1,0} parameter(1)\n"
-        "  ROOT %c = f32[2,4,4,7]{3,2,1,0} convolution(%x, %k), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f\n}"
+        "ENTRY %e (x: f32[2,4,4,5]) -> f32[2,4,4,7] {\n"
+        "  %x = f32[2,4,4,5]{3,2,1,0} parameter(0)\n  %k = f32[3,3,5,7]{3,2,1,0} parameter(1)\n"
+        "  ROOT %c = f32[2,4,4,7]{3,2,1,0} convolution(%x, %k), window={size=3x3 pad=1_1x1_1}, "
+        "dim_labels=b01f_01io->b01f\n}"
     )
     computation = hlo.parse(line).computations["e"]
     assert hlo_cost._product_flops(computation["c"], computation) == 2 * 2 * 7 * 5 * 10 * 10
 
 
 def test_only_hbm_traffic_counts(program):
-    """In each of 8 turns the product and the scatter read the weights; else there are scalars, and the rest stays on the chip."""
+    """In each of 8 turns the product and the scatter read the weights; the rest is scalars, or stays on the chip."""
     weights, condition, scalars = 4 * 1024 * 2048, 4 + 4 + 1, 6 * 4
     assert hlo_cost.hbm_bytes(program) == 8 * (2 * weights + condition) + scalars
 
@@ -173,7 +182,7 @@ def test_only_hbm_traffic_counts(program):
         ({"batch": 60}, "take a multiple of 8"),
         ({"batch": 8, "accumulation": 2}, "8 devices on the data axis x 2 micro-batches; take a multiple of 16"),
         ({"batch": 0}, "does not divide"),
-        ({"layout": "zero"}, "a layout is 'data' or 'fsdp'"),
+        ({"layout": "zero"}, "layout must be 'data' or 'fsdp'"),
         ({"precision": "mixed_float16"}, "mixed_bfloat16"),
         ({"shards": {".*kernel": [None, "model"]}}, "the mesh axis 'model', and the mesh has data"),
     ],
@@ -188,30 +197,23 @@ def test_a_mistake_in_the_numbers_is_one_line(request_, line):
 def test_slices_and_their_chips():
     part = chips.find_slice("v5p:4x4x8")
     assert (part.chips, part.devices, str(part)) == (128, 128, "v5p:4x4x8")
-    assert chips.find_slice("tpu7x:2x2x1").devices == 8 and str(chips.doubled(part)) == "v5p:4x8x8"
+    assert chips.find_slice("tpu7x:2x2x1").devices == 8
     assert all(chips.find_slice(name).chips >= 1 for name in chips.names())
 
 
 def test_unknown_models_and_sizes_are_named():
-    with pytest.raises(CourseError, match="a model is mlp, cnn, transformer"):
+    with pytest.raises(CourseError, match="the model must be mlp, cnn, transformer"):
         tpu.compile_step("cnm", "v5e:2x4", 64)
     with pytest.raises(CourseError, match="cnn has no 'layers'"):
         tpu.compile_step("cnn", "v5e:2x4", 64, arguments={"layers": 3})
 
 
-def report(**changes) -> tpu.Report:
-    memory = tpu.Memory(100, 200, 0, 50, 6, 4, 1000, 40, peak=1300)
+def report(**changes) -> tpu.CompileReport:
+    memory = tpu.CompiledMemory(100, 200, 0, 50, 6, 4, 1000, 40, peak=1300)
     rows = (tpu.Collective("all-reduce", "data", 8, 2, 100, 175),)
     request = checked(Request(named_model("cnn", {}), "v5e:2x4", 64))
-    fields = {
-        "memory": memory,
-        "shortage": None,
-        "flops": 197e9,
-        "accessed_bytes": 5.0,
-        "hbm_bytes": 819_000_000,
-        "collectives": rows,
-    }
-    return tpu.Report(
+    fields = {"memory": memory, "shortage": None, "flops": 197e9, "hbm_bytes": 819_000_000, "collectives": rows}
+    return tpu.CompileReport(
         **{"request": request, "parameter_count": 25, "state_bytes": 300, **fields, "compiler": "libtpu 1", **changes}
     )
 
@@ -223,7 +225,7 @@ def test_a_report_adds_up_prints_and_survives_json():
         "memory"
     ] == pytest.approx(1e-3)
     assert sum(shown.roofline_shares.values()) == pytest.approx(1)
-    assert tpu.Report.of(json.loads(json.dumps(shown.as_dict()))) == shown
+    assert tpu.CompileReport.of(json.loads(json.dumps(shown.as_dict()))) == shown
     for text in (repr(shown), shown._repr_html_()):
         assert "1,400" in text and "all-reduce" in text and "docs/v5e" in text
 
@@ -232,11 +234,13 @@ def test_a_report_adds_up_prints_and_survives_json():
     ("message", "said"),
     [
         (
-            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (48.00G) exceeds available HBM (15.75G).",
+            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (48.00G) "
+            "exceeds available HBM (15.75G).",
             "temporaries need 48.00 GiB and the chip has room for 15.75 GiB",
         ),
         (
-            "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm.",
+            "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. "
+            "Used 20.50G of 15.75G hbm.",
             "the whole program needs 20.50 GiB and the chip has room for 15.75 GiB",
         ),
         ("RESOURCE_EXHAUSTED: some new words", "RESOURCE_EXHAUSTED: some new words"),
@@ -248,9 +252,9 @@ def test_the_compilers_refusal_is_read(message, said):
 
 
 def test_without_a_compiler_the_stored_result_or_one_line(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(compiling.platform, "system", lambda: "Darwin")
-    monkeypatch.setattr(compiling, "STORED", tmp_path / "stored.json")
+    monkeypatch.setattr(compile_client.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(compile_client.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(compile_client, "STORED", tmp_path / "stored.json")
     with pytest.raises(tpu.NoCompiler, match="no build for Darwin"):
         tpu.compile_step("cnn", "v5e:2x4", 64)
     tpu.store(report())
@@ -263,25 +267,8 @@ def test_without_a_compiler_the_stored_result_or_one_line(monkeypatch, tmp_path,
     assert captured.err.count("\n") == 1 and "Stored results:" in captured.out
 
 
-def test_the_smallest_change_is_tried_first_and_hopeless_ones_are_not_compiled(monkeypatch):
-    tried = []
-
-    def compile_request(request, show):
-        tried.append(request)
-        return report(request=request) if request.layout == "fsdp" else refused
-
-    refused = report(memory=None, shortage=tpu.Shortage(2**40, 2**34, "temporaries", ""), state_bytes=2**35)
-    monkeypatch.setattr(find_fit, "compile_request", compile_request)
-    search = find_fit.find_fit(refused)
-    assert search.found.change == "layout fsdp" and len(tried) == 1
-    assert [trial.change for trial in search.trials[:2]] == [
-        "precision mixed_bfloat16",
-        "remat",
-    ] and "not tried" in repr(search)
-
-
 def python(code: str, devices: int = 1) -> str:
-    """A process of its own, because this one may run Keras on TensorFlow."""
+    """A separate process, because this one may run Keras on TensorFlow."""
     start = f"from course_lib import devices; devices.simulate({devices}, 'jax')\n"
     done = subprocess.run(
         [sys.executable, "-c", start + textwrap.dedent(code)], capture_output=True, text=True, timeout=300
@@ -325,10 +312,10 @@ def test_the_step_equals_keras_own_on_eight_devices():
             pin_rows(training.model, mesh)
             put = lambda vs, axes: [jax.device_put(v.value, NamedSharding(mesh, P(*a))) for v, a in zip(vs, axes)]
             model = training.model
-            state = (put(model.trainable_variables, placement.trainable), put(model.non_trainable_variables, placement.others),
-                     put(training.optimizer.variables, placement.slots))
+            state = tuple(put(variables, axes) for variables, axes in placement.pairs(training))
             batch = [jax.device_put(v, NamedSharding(mesh, P("data"))) for v in (x, y)]
-            step = jax.jit(train_step(training, accumulation), out_shardings=(None, *jax.tree.map(lambda v: v.sharding, state)))
+            where = jax.tree.map(lambda v: v.sharding, state)
+            step = jax.jit(train_step(training, accumulation), out_shardings=(None, *where))
             for _ in range(3):
                 _, *state = step(*state, *batch)
             if layout == "fsdp":
@@ -346,7 +333,10 @@ def test_the_step_equals_keras_own_on_eight_devices():
 
 
 def test_repeated_blocks_equal_blocks_written_out():
-    """Forward and backward, also with remat; 1e-5 of the largest gradient: float32 fused otherwise, and a key's bias has a gradient of rounding alone."""
+    """Forward and backward, also with remat.
+
+    To 1e-5 of the largest gradient: float32 is fused in another way, and the gradient of a key's bias is all rounding.
+    """
     python(
         """
         import jax, jax.numpy as jnp, numpy as np
@@ -367,7 +357,8 @@ def test_repeated_blocks_equal_blocks_written_out():
         value, grads = gradients(flat)
         largest = max(float(jnp.abs(gradient).max()) for gradient in grads.values())
         for remat in (False, True):
-            repeated = models.transformer(50, 8, **sizes, repeat=lambda make, times, name: Repeated(make, times, remat=remat, name=name))
+            repeat = lambda make, times, name: Repeated(make, times, remat=remat, name=name)
+            repeated = models.transformer(50, 8, **sizes, repeat=repeat)
             assert repeated.count_params() == flat.count_params() and len(stacked_paths(repeated)) == 16
             again, stacked = gradients(repeated)
             np.testing.assert_allclose(again, value, rtol=1e-5)
@@ -391,7 +382,8 @@ def test_layouts_reach_stacked_weights_and_optimizer_slots_and_nothing_is_alloca
         from course_lib.tpu.repeated import Repeated
         from course_lib.tpu.train_step import build
 
-        make = lambda: models.transformer(32000, 4096, layers=80, width=8192, heads=64, repeat=lambda m, n, name: Repeated(m, n, name=name))
+        repeat = lambda make, times, name: Repeated(make, times, name=name)
+        make = lambda: models.transformer(32000, 4096, layers=80, width=8192, heads=64, repeat=repeat)
         training = build(make, "adam", "sparse_categorical_crossentropy", "mixed_bfloat16")
         mesh = {"data": 64, "model": 8}
         shards = {".*(query|mlp_in)/kernel": (None, "model"), ".*mlp_out/kernel": ("model", None)}
@@ -401,7 +393,8 @@ def test_layouts_reach_stacked_weights_and_optimizer_slots_and_nothing_is_alloca
         assert where["blocks/block_mlp_out/kernel"] == (None, "model", "data")
         assert where["token_embedding/embeddings"] == ("data", None)
         slots = dict(zip([v.path for v in training.optimizer.variables], placement.slots))
-        assert slots["adam/blocks_block_mlp_in_kernel_velocity"] == (None, "data", "model") and slots["adam/iteration"] == ()
+        assert slots["adam/blocks_block_mlp_in_kernel_velocity"] == (None, "data", "model")
+        assert slots["adam/iteration"] == ()
         count = lambda vs, axes: sum(shard_bytes(v, a, mesh) for v, a in zip(vs, axes))
         held = count(training.model.trainable_variables, placement.trainable)
         assert count(training.optimizer.variables, placement.slots) == 2 * held + 8  # two moments, and two scalars
@@ -449,7 +442,7 @@ def test_data_parallelism_reduces_every_gradient_once():
 
 @compiles
 def test_a_model_that_exists_is_compiled_from_its_configuration():
-    """Made on whatever backend runs here; the compiler's process makes it anew, as shapes."""
+    """Made on whatever backend runs here; the compiler's process makes it again, without values."""
     model = models.mlp((8, 8, 1), classes=10, width=16)
     result = tpu.compile_step(model, "v5e:1x1", 8)
     assert result.parameter_count == model.count_params() and result.memory.parameters == 4 * model.count_params()
@@ -459,11 +452,15 @@ def test_a_model_that_exists_is_compiled_from_its_configuration():
     not OLD_COMPILER, reason="only libtpu before 0.0.23 needs the workaround; CI has it on Colab's TPU stack"
 )
 def test_an_old_compiler_still_crashes_without_the_workaround(monkeypatch):
-    without = "from course_lib.tpu import worker; worker._spare_old_libtpu = lambda: None; worker.main()"
-    monkeypatch.setattr(
-        compiling, "START", compiling.START.replace("from course_lib.tpu.compile_worker import main; main()", without)
+    without = (
+        "from course_lib.tpu import compile_worker as worker; worker._spare_old_libtpu = lambda: None; worker.main()"
     )
-    with pytest.raises(compiling.StepFailed, match="the compiler's process ended with"):
+    monkeypatch.setattr(
+        compile_client,
+        "START",
+        compile_client.START.replace("from course_lib.tpu.compile_worker import main; main()", without),
+    )
+    with pytest.raises(compile_client.StepFailed, match="the compiler's process ended with"):
         tpu.compile_step("mlp", "v5e:1x1", 8, arguments={"width": 16})
 
 

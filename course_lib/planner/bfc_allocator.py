@@ -1,9 +1,8 @@
-"""Memory of a traced step under TensorFlow's allocator, played through. Standard library only; used by machine.py.
+"""Memory of a traced step under a copy of TensorFlow's allocator. Standard library only; used by measured_machine.py.
 
-On GPUs, and on a CPU with oneDNN, TensorFlow takes memory for large tensors in regions of doubling
-size, never gives one back, and hands out a free piece up to twice as large as
-what was asked for. So a step holds more than its tensors. Source:
-BFCAllocator in TensorFlow's xla/tsl/framework/bfc_allocator.cc.
+On GPUs, and on a CPU with oneDNN, TensorFlow takes memory for large tensors in regions of doubling size, never
+gives one back, and hands out a free piece up to twice as large as the request. So a step holds more than its
+tensors. Source: BFCAllocator in TensorFlow's xla/tsl/framework/bfc_allocator.cc.
 """
 
 from collections import Counter
@@ -28,7 +27,7 @@ class Chunk:
 
 
 class Pool:
-    """Regions, cut into chunks; `resident_bytes` are the pages that somebody has used."""
+    """Regions, cut into chunks; `resident_bytes` counts the pages that have been used."""
 
     def __init__(self):
         self._chunks: list[Chunk] = []
@@ -44,8 +43,8 @@ class Pool:
         if size < PAGE:
             return None
         size = -(-size // ALIGNED) * ALIGNED
-        fitting = [chunk for chunk in self._chunks if chunk.free and chunk.size >= size]
-        chunk = min(fitting, key=lambda c: (c.size, c.region, c.start), default=None) or self._extend(size)
+        large = [chunk for chunk in self._chunks if chunk.free and chunk.size >= size]
+        chunk = min(large, key=lambda c: (c.size, c.region, c.start), default=None) or self._extend(size)
         if chunk.size >= 2 * size or chunk.size - size >= MOST_WASTED:
             rest = Chunk(chunk.region, chunk.start + size, chunk.size - size)
             self._chunks.insert(self._chunks.index(chunk) + 1, rest)
@@ -68,20 +67,21 @@ class Pool:
 
     def _extend(self, size: int) -> Chunk:
         """A new region: the next power of two that is large enough, and twice the last one."""
-        grown = self._next_region < size
-        while self._next_region < size:
-            self._next_region *= 2
-        self._chunks.append(Chunk(len(self._pages), 0, self._next_region))
-        self._pages.append(bytearray(self._next_region // PAGE))
-        self._next_region *= 1 if grown else 2
-        return self._chunks[-1]
+        region = self._next_region
+        while region < size:
+            region *= 2
+        chunk = Chunk(len(self._pages), 0, region)
+        self._chunks.append(chunk)
+        self._pages.append(bytearray(region // PAGE))
+        self._next_region = region if region > self._next_region else 2 * region
+        return chunk
 
 
 def step_bytes(trace: Trace, gradients: Collection[object], held_bytes: Iterable[int]) -> int:
-    """What a forward and backward pass and an update add to a process at their peak.
+    """Bytes that a forward and backward pass and an update add to a process at their peak.
 
     gradients   their keys: they outlive the pass
-    held_bytes  sizes of what lies in memory before: weights, the optimizer's state, the batch
+    held_bytes  sizes of what is in memory before: weights, the optimizer's state, the batch
     """
     pool = Pool()
     for size in held_bytes:
@@ -102,7 +102,7 @@ def step_bytes(trace: Trace, gradients: Collection[object], held_bytes: Iterable
                 pool.give_back(buffer[0])
                 buffer[0] = None
     largest = max((buffers[key][1] for key in gradients if key in buffers), default=0)
-    backward_bytes = pool.resident_bytes + largest  # oneDNN computes a weight's gradient in a copy, outside of the pool
+    backward_bytes = pool.resident_bytes + largest  # oneDNN computes a weight's gradient in a copy outside the pool
     for _ in range(UPDATE_ARRAYS):
         pool.take(largest)
     return max(backward_bytes, pool.resident_bytes) - before

@@ -1,12 +1,12 @@
 """What a planner has to know of a model: a chain of blocks, each with its sizes for one example. Standard library only.
 
-A transformer by numbers (transformer.py) and a Keras model (network.py) both
-become such a chain, so that memory and time need one set of formulas.
+A transformer by numbers (transformer.py) and a Keras model (keras_model.py) both become such a chain, so
+that memory and time need one set of formulas. Taught in notebooks/10.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from course_lib.errors import CourseError
 from course_lib.pipeline.balance import balance
@@ -14,7 +14,7 @@ from course_lib.pipeline.balance import balance
 
 @dataclass(frozen=True)
 class Block:
-    """One part of a model that a pipeline's stage can hold; all sizes but the parameters' are of one example.
+    """A part of a model that a pipeline never cuts; every size but the parameters' is for one example.
 
     parameters        numbers that are trained
     split_parameters  those of them that tensor parallelism divides among its devices
@@ -74,37 +74,42 @@ class Chain:
         """Of one example's forward pass."""
         return sum(block.flops + block.score_flops for block in self.blocks)
 
-    def stages(self, count: int) -> list["Stage"]:
+    def stages(self, count: int) -> list["StageBlocks"]:
         """The blocks of each pipeline stage.
 
-        Equal layers are dealt out evenly, as Megatron does it; where they don't
-        divide, the first and the last block count as a layer each, as BLOOM's
-        team came to do it. Other models are balanced by their arithmetic.
+        Equal layers are dealt out evenly, as in Megatron; where they don't divide, the first and the last block
+        count as a layer each, as in BLOOM's final runs. Other models are balanced by their arithmetic.
         Raises  CourseError for more stages than blocks
         """
         if not self.layers:
             cuts = balance([block.flops + block.score_flops for block in self.blocks], count)
-        elif count > self.layers:
+            return [StageBlocks(self.blocks[cut.start : cut.stop]) for cut in cuts]
+        if count > self.layers:
             raise CourseError(f"{self.layers} layers can't fill {count} pipeline stages: use {self.layers} or fewer.")
-        elif self.layers % count:
-            cuts = _dealt(len(self.blocks), count)
+        if self.layers % count:  # the first stages get a block more
+            sizes = [(len(self.blocks) + stage) // count for stage in reversed(range(count))]
         else:
-            each, last = self.layers // count, len(self.blocks)
-            inner = [1 + each * stage for stage in range(1, count)]
-            cuts = [range(start, end) for start, end in zip([0, *inner], [*inner, last])]
-        return [Stage(self.blocks[cut.start : cut.stop]) for cut in cuts]
+            sizes = [self.layers // count] * count
+            sizes[0] += 1
+            sizes[-1] += 1
+        ends = list(accumulate(sizes))
+        return [StageBlocks(self.blocks[start:end]) for start, end in zip([0, *ends], ends)]
 
 
-class Stage:
+class StageBlocks:
     """Consecutive blocks on one device or tensor-parallel group.
 
-    runs   (block, how often it comes in a row) pairs: a transformer's layers are one object
-    first  the block that what is sent here enters
+    runs  (block, how often it comes in a row) pairs: a transformer's layers are one object
     """
 
     def __init__(self, blocks: Sequence[Block]):
-        self.runs = [(same[0], len(same)) for same in (list(group) for _, group in groupby(blocks, key=id))]
-        self.first = blocks[0]
+        groups = [list(group) for _, group in groupby(blocks, key=id)]
+        self.runs = [(same[0], len(same)) for same in groups]
+
+    @property
+    def first(self) -> Block:
+        """The block that receives what is sent to this stage."""
+        return self.runs[0][0]
 
     def total(self, size: Callable[[Block], float]) -> float:
         """The sum of a size over the blocks."""
@@ -112,10 +117,3 @@ class Stage:
 
     def largest(self, size: Callable[[Block], float]) -> float:
         return max(size(block) for block, _ in self.runs)
-
-
-def _dealt(items: int, hands: int) -> list[range]:
-    """Items dealt out in order; the first hands get one more where they don't divide."""
-    each, more = divmod(items, hands)
-    starts = [hand * each + min(hand, more) for hand in range(hands + 1)]
-    return [range(start, end) for start, end in zip(starts, starts[1:])]

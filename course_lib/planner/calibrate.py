@@ -1,11 +1,13 @@
-"""Fits the planner's constants on published runs, and leaves each source out in turn. Needs SciPy; taught in notebooks/10.
+"""Fits the planner's constants on published runs, and leaves each source out in turn.
+
+Needs SciPy; taught in notebooks/10.
 
     python -m course_lib.planner.calibrate            # print the errors on sources that were left out
     python -m course_lib.planner.calibrate --store    # and write calibration.json
 
-Each source (a team on its cluster, with its software) gets an offset of its own
-beside the shared constants, drawn towards zero. So one team's slow network does
-not become everybody's, and a source that nobody has seen is predicted without any.
+Each source (a team on its cluster, with its software) gets its own offset beside the shared constants, drawn
+towards zero. So one team's slow network does not become everybody's, and a source that is not in the fit is
+predicted without any offset.
 """
 
 import argparse
@@ -13,36 +15,26 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from scipy.optimize import least_squares
 
 from course_lib.errors import CourseError
 from course_lib.planner.calibration import FITTED, Calibration
-from course_lib.planner.published_runs import PUBLISHED, Run, predict_row, read_run, read_table
+from course_lib.planner.published_runs import PUBLISHED, PublishedRun, predict_row, read_run, read_table
 from course_lib.planner.rented_chips import GIB
 
 FAMILIES = ("volta", "ampere", "hopper", "tpu")
-# Where the search begins, and what stays when no row tells better. The framework's own: 1.6 GB of context (BLOOM's
+# Where the search begins, and what stays when no row says more. The framework's own: 1.6 GB of context (BLOOM's
 # notes), two of DeepSpeed's default buckets of 5e8 numbers, and about 1.5 GiB for its four kinds of communicators.
-START = Calibration(
-    matrix=dict.fromkeys(FAMILIES, 0.7),
-    float8=0.7,
-    attention=0.5,
-    traffic=2.0,
-    traffic_tpu=1.0,
-    link=0.7,
-    data_exposed=0.3,
-    fragmentation=1.1,
-    framework_bytes=5 * GIB,
-)
-MOST = dict.fromkeys(("float8", "attention", "link", "data_exposed", *FAMILIES), 1.0)  # shares
+SHARES = {"float8": 0.7, "attention": 0.5, "link": 0.7, "data_exposed": 0.3}
+TRAFFIC = {"traffic": 2.0, "traffic_tpu": 1.0}
+MEMORY = {"fragmentation": 1.1, "framework_bytes": 5 * GIB}
+START = Calibration(matrix=dict.fromkeys(FAMILIES, 0.7), **SHARES, **TRAFFIC, **MEMORY)
+MOST = dict.fromkeys((*SHARES, *FAMILIES), 1.0)
 LEAST = {"fragmentation": 1.0}
-NAMES = {
-    "memory": ("fragmentation", "framework_bytes"),
-    "time": (*FAMILIES, "float8", "attention", "traffic", "traffic_tpu", "link", "data_exposed"),
-}
+NAMES = {"memory": tuple(MEMORY), "time": (*FAMILIES, *SHARES, *TRAFFIC)}
 # Standard deviations of logarithms: of a constant around its start, of a run around its source, and of a source's
 # offset. Memory is arithmetic, and sources differ little; speed is their network, their kernels and their settings.
 PRIOR, NOISE, OFFSETS = 0.5, 0.05, {"memory": 0.03, "time": 0.15}
@@ -53,15 +45,15 @@ class Sample:
     """One measured figure: memory in GiB, or seconds of a step."""
 
     source: str
-    run: Run
+    run: PublishedRun
     measured: float
 
 
 def samples(rows: Sequence[Mapping[str, str]]) -> dict[str, list[Sample]]:
     """The rows that say all that a prediction needs: "memory" and "time".
 
-    For a step's time the layout must be printed whole, with recomputation and, for replicas, the ZeRO stage.
-    A printed share of the peak is turned into a time.
+    For a step's time the row must state the whole layout, with recomputation and, for replicas, the ZeRO stage.
+    A stated share of the peak is turned into a time.
     """
     found = {"memory": [], "time": []}
     for row in rows:
@@ -81,7 +73,7 @@ def samples(rows: Sequence[Mapping[str, str]]) -> dict[str, list[Sample]]:
 
 
 def fit(found: Mapping[str, Sequence[Sample]]) -> Calibration:
-    """The constants that explain the samples best."""
+    """The constants that fit the samples best."""
     return _fit(found, "time", _fit(found, "memory", START))
 
 
@@ -94,7 +86,7 @@ def left_out(found: Mapping[str, Sequence[Sample]]) -> dict[str, dict[str, list[
         for place, kind in enumerate(("memory", "time")):
             own = [sample for sample in found[kind] if sample.source == source]
             if own:
-                ratios[kind][source] = [sample.measured / predict_row(sample.run, constants)[place] for sample in own]
+                ratios[kind][source] = [one.measured / predict_row(one.run, constants)[place] for one in own]
     return ratios
 
 
@@ -105,7 +97,10 @@ def errors(ratios: Sequence[float]) -> tuple[float, float]:
 
 
 def report(found: Mapping[str, Sequence[Sample]]) -> dict:
-    """What calibration.json holds: "constants" fitted on all, and per kind and source [runs, median, 90th percentile] when left out."""
+    """What calibration.json holds.
+
+    Returns  "constants" fitted on all samples; "left_out", kind to source to [runs, median error, 90th percentile]
+    """
     constants, shown = _rounded(asdict(fit(found))), {}
     for kind, of_kind in left_out(found).items():
         every = {**of_kind, "all": [ratio for own in of_kind.values() for ratio in own]}
@@ -132,44 +127,36 @@ def main() -> None:
 def _fit(found: Mapping[str, Sequence[Sample]], kind: str, start: Calibration) -> Calibration:
     known, names, place = found[kind], NAMES[kind], list(NAMES).index(kind)
     sources = sorted({sample.source for sample in known})
-    begin = np.array([_value(start, name) for name in names])
+    begin = np.array([({**vars(start), **start.matrix})[name] for name in names])
 
     def residuals(unknown: np.ndarray) -> np.ndarray:
         constants = _with(start, names, begin * np.exp(unknown[: len(names)]))
         offsets = dict(zip(sources, unknown[len(names) :]))
         misses = [math.log(s.measured / predict_row(s.run, constants)[place]) - offsets[s.source] for s in known]
-        return np.concatenate(
-            [np.array(misses) / NOISE, unknown[: len(names)] / PRIOR, unknown[len(names) :] / OFFSETS[kind]]
-        )
+        priors = unknown[: len(names)] / PRIOR, unknown[len(names) :] / OFFSETS[kind]
+        return np.concatenate([np.array(misses) / NOISE, *priors])
 
     free = [math.inf] * len(sources)
     least = [math.log(LEAST[name] / value) if name in LEAST else -math.inf for name, value in zip(names, begin)]
-    most = [math.log(MOST[name] / value) if name in MOST else math.inf for name, value in zip(names, begin)]
+    most = [math.log(MOST.get(name, math.inf) / value) for name, value in zip(names, begin)]
     bounds = ([*least, *np.negative(free)], [*most, *free])
     solved = least_squares(residuals, np.zeros(len(names) + len(sources)), bounds=bounds, loss="soft_l1")
     return _with(start, names, begin * np.exp(solved.x[: len(names)]))
 
 
-def _value(constants: Calibration, name: str) -> float:
-    return constants.matrix[name] if name in FAMILIES else getattr(constants, name)
-
-
 def _with(constants: Calibration, names: Sequence[str], values: Sequence[float]) -> Calibration:
-    changed = asdict(constants)
-    for name, value in zip(names, values):
-        (changed["matrix"] if name in FAMILIES else changed)[name] = float(value)
-    return Calibration(**changed)
+    given = dict(zip(names, map(float, values)))
+    matrix = {family: given.pop(family, share) for family, share in constants.matrix.items()}
+    return replace(constants, matrix=matrix, **given)
 
 
 def _rounded(constants: dict) -> dict:
-    """Three digits: the fit knows no more."""
-    return {
-        name: _rounded(value) if isinstance(value, dict) else float(f"{value:.3g}") for name, value in constants.items()
-    }
+    """To three digits: the fit is not more precise."""
+    return {k: _rounded(value) if isinstance(value, dict) else float(f"{value:.3g}") for k, value in constants.items()}
 
 
-def _seconds(row: Mapping[str, str], run: Run) -> float | None:
-    """As printed, or from the printed share of the peak in model FLOPs (three forward passes)."""
+def _seconds(row: Mapping[str, str], run: PublishedRun) -> float | None:
+    """The row's figure, or a time from its share of the peak in model FLOPs (three forward passes)."""
     if row["step_time_s"]:
         return float(row["step_time_s"])
     peak = run.cluster.chip.flops_per_second.get("bfloat16")

@@ -1,4 +1,7 @@
-"""The planner's few constants, fitted by fitting.py on published runs alone. Standard library only; taught in notebooks/10."""
+"""The planner's few constants, fitted by calibrate.py on published runs alone.
+
+Standard library only; taught in notebooks/10.
+"""
 
 import json
 from collections.abc import Mapping

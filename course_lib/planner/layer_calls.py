@@ -1,4 +1,4 @@
-"""Which layer call an operation belongs to: calls are numbered while a model is traced. Needs Keras."""
+"""The layer call that an operation belongs to: calls are numbered while a model is traced. Needs Keras."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -15,14 +15,14 @@ class Calls:
     """
 
     def __init__(self, scope: Callable):
-        """scope  the framework's name scope: it puts a call's number into the names of operations and their gradients"""
+        """scope: the framework's name scope, which puts a call's number into the names of operations and gradients."""
         self.names: list[str] = []
         self.parents: set[int] = set()
         self._scope, self._open = scope, []
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Number the calls made meanwhile. Keras offers no hook, so its one entry point is wrapped and put back."""
+        """Number the calls in a `with` block. Keras has no hook, so its one entry point is wrapped for a while."""
         plain = keras.layers.Layer.__call__
         keras.layers.Layer.__call__ = lambda layer, *args, **named: self._numbered(plain, layer, args, named)
         try:
@@ -32,7 +32,7 @@ class Calls:
 
     @staticmethod
     def number(scope: str) -> int | None:
-        """The innermost call that a scope names."""
+        """The number of the innermost call in a scope's name."""
         found = re.findall(r"call(\d+)\.", scope)
         return int(found[-1]) if found else None
 
@@ -50,13 +50,11 @@ class Calls:
 
 def mean_loss(output):
     """A loss that reads every output: cross-entropy of logits, the mean square of single numbers."""
-    losses = []
-    for tensor in keras.tree.flatten(output):
-        if len(tensor.shape) > 1 and tensor.shape[-1] > 1:
-            labels = keras.ops.zeros(tensor.shape[:-1], "int32")
-            losses.append(
-                keras.ops.mean(keras.losses.sparse_categorical_crossentropy(labels, tensor, from_logits=True))
-            )
-        else:
-            losses.append(keras.ops.mean(keras.ops.square(tensor)))
-    return sum(losses)
+
+    def each(tensor):
+        if len(tensor.shape) == 1 or tensor.shape[-1] == 1:
+            return keras.ops.square(tensor)
+        labels = keras.ops.zeros(tensor.shape[:-1], "int32")
+        return keras.losses.sparse_categorical_crossentropy(labels, tensor, from_logits=True)
+
+    return sum(keras.ops.mean(each(tensor)) for tensor in keras.tree.flatten(output))

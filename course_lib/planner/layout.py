@@ -1,11 +1,13 @@
-"""How a training step lies on its chips, as data. Standard library only; taught in notebooks/10."""
+"""How a training step is spread over its chips, as data. Standard library only; taught in notebooks/10."""
 
+import math
 from dataclasses import dataclass
 
 from course_lib.errors import CourseError
 
 RECOMPUTE = ("none", "selective", "full")
 ZERO = (0, 1, 2, 3)
+DEGREES = ("data", "tensor", "pipeline", "sequence")  # their product is the number of chips
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,13 @@ PRECISIONS = {
 class Layout:
     """One way to spread a training step over chips.
 
-    data         replicas, each with its share of the global batch
+    data         replicas, each with an equal share of the global batch
     tensor       devices that share each matrix product
     pipeline     stages, as one forward, one backward runs them
     sequence     devices that share the tokens of one example (context parallelism)
     micro_batch  examples of one replica that go through the model together
-    recompute    "none"; "selective": the attention's scores anew in the backward pass;
-                 "full": keep each block's input alone
+    recompute    "none"; "selective": the attention's scores again in the backward pass;
+                 "full": keep only each block's input
     zero         ZeRO stage: 1 divides the optimizer's state over the replicas, 2 the
                  gradients too, 3 the parameters too (FSDP)
     precision    one of PRECISIONS
@@ -59,7 +61,7 @@ class Layout:
                  (Megatron's sequence parallelism)
     keep_gathered  with split_norms: keep what was gathered for a matrix product, as nanotron does,
                  instead of gathering it again in the backward pass, as Megatron does
-    Raises       CourseError for a size below 1, or a word that is not listed
+    Raises       CourseError for a size below 1, or a word that is not known
     """
 
     data: int = 1
@@ -75,18 +77,18 @@ class Layout:
     keep_gathered: bool = False
 
     def __post_init__(self):
-        for name in ("data", "tensor", "pipeline", "sequence", "micro_batch", "interleave"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise CourseError(f"a layout's {name} is a whole number from 1, not {getattr(self, name)!r}.")
+        for name in (*DEGREES, "micro_batch", "interleave"):
+            given = getattr(self, name)
+            if not isinstance(given, int) or given < 1:
+                raise CourseError(f"Layout.{name} must be a whole number of at least 1, not {given!r}.")
         for name, known in {"recompute": RECOMPUTE, "zero": ZERO, "precision": tuple(PRECISIONS)}.items():
-            if getattr(self, name) not in known:
-                raise CourseError(
-                    f"a layout's {name} is one of {', '.join(map(str, known))}, not {getattr(self, name)!r}."
-                )
+            given, words = getattr(self, name), ", ".join(map(str, known))
+            if given not in known:
+                raise CourseError(f"Layout.{name} must be one of {words}, not {given!r}.")
 
     @property
     def chips(self) -> int:
-        return self.data * self.tensor * self.pipeline * self.sequence
+        return math.prod(getattr(self, name) for name in DEGREES)
 
     @property
     def replicas(self) -> int:
@@ -111,7 +113,10 @@ class Layout:
         return global_batch // together
 
     def __str__(self) -> str:
-        sizes = {name: getattr(self, name) for name in ("data", "tensor", "pipeline", "sequence")}
-        parts = [f"{name} {size}" for name, size in sizes.items() if size > 1] + [f"micro-batch {self.micro_batch}"]
-        parts += [f"recompute {self.recompute}"] * (self.recompute != "none") + [f"ZeRO-{self.zero}"] * (self.zero > 0)
+        parts = [f"{name} {getattr(self, name)}" for name in DEGREES if getattr(self, name) > 1]
+        parts.append(f"micro-batch {self.micro_batch}")
+        if self.recompute != "none":
+            parts.append(f"recompute {self.recompute}")
+        if self.zero:
+            parts.append(f"ZeRO-{self.zero}")
         return ", ".join([*parts, self.precision])

@@ -1,21 +1,31 @@
 """Memory of one device by kind, from a few formulas. Standard library only; taught in notebooks/10.
 
-Sources: Rajbhandari and others (2020), "ZeRO", arXiv 1910.02054, for what the
-stages divide; Korthikanti and others (2022), arXiv 2205.05198, for what is kept
-under tensor and pipeline parallelism; Narayanan and others (2021), arXiv
-2104.04473, for the micro-batches in flight.
+Sources: Rajbhandari and others (2020), "ZeRO", arXiv 1910.02054, for what the stages divide; Korthikanti
+and others (2022), arXiv 2205.05198, for what is kept under tensor and pipeline parallelism; Narayanan and
+others (2021), arXiv 2104.04473, for the micro-batches in flight.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from course_lib.planner.blocks import Block, Chain, Stage
-from course_lib.planner.by_kind import ByKind
+from course_lib.planner.blocks import Block, Chain, StageBlocks
 from course_lib.planner.calibration import Calibration
 from course_lib.planner.layout import Layout
 
 CONTEXT_BYTES = 1.6e9  # what a process takes on a GPU before its first tensor, in BLOOM's notes
 FLOAT32_LOGITS = 4 + 4  # bytes per number: the loss's float32 copy, and its gradient's
+
+
+class ByKind:
+    """Base of a frozen dataclass whose fields are parts of one figure, in one unit."""
+
+    @property
+    def kinds(self) -> dict[str, float]:
+        return dict(vars(self))
+
+    @property
+    def total(self) -> float:
+        return sum(self.kinds.values())
 
 
 @dataclass(frozen=True)
@@ -26,7 +36,7 @@ class Memory(ByKind):
     gradients    until the update
     optimizer    its slots, with the float32 master copy where there is one
     activations  what the forward pass keeps for the backward
-    temporaries  what lives only while a block, the loss or a gathered shard is worked on
+    temporaries  what lives only while one block, the loss or a gathered shard is computed
     framework    the runtime's own: its context, its libraries' buffers
     """
 
@@ -43,8 +53,8 @@ def memory(chain: Chain, layout: Layout, global_batch: int, constants: Calibrati
 
     Raises  CourseError for a batch that does not divide, or more stages than layers
     """
-    stages, in_all = chain.stages(layout.pipeline), layout.micro_batches(global_batch)
-    needs = [_stage(chain, stage, stages, layout, in_all, constants) for stage in range(len(stages))]
+    stages, count = chain.stages(layout.pipeline), layout.micro_batches(global_batch)
+    needs = [_stage(chain, stage, stages, layout, count, constants) for stage in range(len(stages))]
     return max(needs, key=lambda need: need.total)
 
 
@@ -59,7 +69,7 @@ def in_flight(stage: int, layout: Layout, micro_batches: int) -> float:
     return min(micro_batches, started)
 
 
-def stage_parameters(chain: Chain, stage: int, stages: Sequence[Stage], layout: Layout) -> float:
+def stage_parameters(chain: Chain, stage: int, stages: Sequence[StageBlocks], layout: Layout) -> float:
     """Parameters of one device of a stage, before ZeRO divides anything."""
     whole = stages[stage].total(lambda block: block.parameters - block.split_parameters)
     split = stages[stage].total(lambda block: block.split_parameters)
@@ -79,15 +89,13 @@ def kept_bytes(block: Block, layout: Layout) -> float:
     return share * ((block.kept * size + block.masks) / norms + (split + gathered) * size)
 
 
-def boundary_bytes(stage: Stage, layout: Layout) -> float:
+def boundary_bytes(stage: StageBlocks, layout: Layout) -> float:
     """Bytes of one micro-batch that enter a pipeline stage on each of its devices."""
     divided = layout.sequence * (layout.tensor if layout.split_norms else 1)
     return stage.first.inputs * layout.micro_batch * layout.numbers.compute / divided
 
 
-def _stage(
-    chain: Chain, stage: int, stages: Sequence[Stage], layout: Layout, in_all: int, constants: Calibration
-) -> Memory:
+def _stage(chain: Chain, stage: int, stages, layout: Layout, micro_batches: int, constants: Calibration) -> Memory:
     parameters, numbers = stage_parameters(chain, stage, stages, layout), layout.numbers
     shards = {part: layout.replicas if layout.zero >= part else 1 for part in (1, 2, 3)}
     kept = stages[stage].total(lambda block: kept_bytes(block, layout))
@@ -97,13 +105,13 @@ def _stage(
         weights=parameters * numbers.weights / shards[3],
         gradients=parameters * numbers.gradients / shards[2],
         optimizer=parameters * (numbers.master + 4 * chain.slots) / shards[1],
-        activations=kept * in_flight(stage, layout, in_all) * constants.fragmentation,
+        activations=kept * in_flight(stage, layout, micro_batches) * constants.fragmentation,
         temporaries=_temporaries(stages[stage], layout) * constants.fragmentation,
         framework=constants.framework_bytes if layout.chips > 1 else min(CONTEXT_BYTES, constants.framework_bytes),
     )
 
 
-def _temporaries(stage: Stage, layout: Layout) -> float:
+def _temporaries(stage: StageBlocks, layout: Layout) -> float:
     """The most that one block, the loss or a gathered shard needs for a moment."""
     size, share = layout.numbers.compute, layout.micro_batch / layout.sequence
     logits = share * stage.total(lambda block: block.logits) * (size + FLOAT32_LOGITS) / layout.tensor

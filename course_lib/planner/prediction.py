@@ -1,10 +1,10 @@
-"""What a training step needs in one layout: memory and time by kind, with an interval. Standard library only; taught in notebooks/10."""
+"""What a training step needs in one layout: memory and time by kind, with an interval; taught in notebooks/10."""
 
 from dataclasses import dataclass, replace
 from html import escape
 
 from course_lib.errors import CourseError
-from course_lib.planner import tpu_memory
+from course_lib.planner import measured_machine, tpu_memory
 from course_lib.planner.blocks import Chain
 from course_lib.planner.calibration import Calibration, fitted
 from course_lib.planner.layout import Layout
@@ -12,18 +12,22 @@ from course_lib.planner.memory import Memory, memory
 from course_lib.planner.rented_chips import GIB, TPU, Cluster
 from course_lib.planner.step_time import StepTime, step_time, with_input
 from course_lib.planner.transformer import Transformer
+from course_lib.table import Table
+
+Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, repr=False)
 class Prediction:
-    """One layout's figures, per device and per step; prints as a table.
+    """One layout's figures, per device and per step; shown as a table.
 
-    memory             of the fullest device, bytes by kind
-    step               of the slowest device, seconds by kind
-    memory_interval    bytes: 8 of 10 published runs that the fit had not seen lay so far around their prediction;
-                       on this machine and for a TPU's compiler, what machine.py and xla.py aim at
-    step_interval      seconds, in the same sense
-    model_flops        arithmetic of the step that the model asks for, recomputation left out
+    memory           of the fullest device, bytes by kind
+    step             of the slowest device, seconds by kind
+    memory_interval  bytes: for published runs that the fit had not seen, 8 of 10 measured values lay so far around
+                     their prediction; on this machine and for a TPU's compiler, the aim of measured_machine.py and
+                     tpu_memory.py
+    step_interval    seconds, in the same sense
+    model_flops      arithmetic that the model itself needs in a step, without recomputation
     """
 
     chain: Chain
@@ -32,8 +36,8 @@ class Prediction:
     global_batch: int
     memory: Memory
     step: StepTime
-    memory_interval: tuple[float, float]
-    step_interval: tuple[float, float]
+    memory_interval: Interval
+    step_interval: Interval
 
     @property
     def fits(self) -> bool:
@@ -49,25 +53,24 @@ class Prediction:
 
     @property
     def model_flops_share(self) -> float:
-        """Model FLOPs utilisation: of the chips' peak, what the model's own arithmetic gets."""
+        """Model FLOPs utilisation: the model's own arithmetic as a share of the chips' peak."""
         rates = self.cluster.chip.flops_per_second
-        peak = rates.get(self.layout.numbers.format, max(rates.values()))  # this machine was measured in float32 alone
+        peak = rates.get(self.layout.numbers.format, max(rates.values()))  # this machine is measured only in float32
         return self.model_flops / (self.layout.chips * peak * self.step.total)
 
     @property
     def verdict(self) -> str:
-        least, room = self.memory_interval[0], self.cluster.chip.memory_bytes
         if self.surely_fits:
             return "fits"
         if self.fits:
             return "fits, with little to spare"
-        return "may not fit" if least <= room else "does not fit"
+        return "may not fit" if self.memory_interval[0] <= self.cluster.chip.memory_bytes else "does not fit"
 
     def as_dict(self) -> dict:
         return {
             "chip": self.cluster.chip.name,
             "chips": self.cluster.chips,
-            "layout": {**vars(self.layout)},
+            "layout": dict(vars(self.layout)),
             "global_batch": self.global_batch,
             "parameters": self.chain.parameters,
             "memory_bytes": {**self.memory.kinds, "total": self.memory.total},
@@ -80,38 +83,31 @@ class Prediction:
         }
 
     def __repr__(self) -> str:
-        title, rows = self._rows()
-        wide = max(len(name) for name, _, _ in rows)
-        return "\n".join([title, *(f"  {name:{wide}}  {value:>12}  {share}".rstrip() for name, value, share in rows)])
+        return f"{self._title}\n{self._table!r}"
 
     def _repr_html_(self) -> str:
-        title, rows = self._rows()
-        cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
-        return f"<p>{escape(title)}</p><table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+        return f"<p>{escape(self._title)}</p>{self._table._repr_html_()}"
 
-    def _rows(self) -> tuple[str, list[tuple[str, str, str]]]:
-        title = (
-            f"{self.chain.name}, {_in_count(self.chain.parameters)} parameters, global batch {self.global_batch:,}, "
-            f"on {self.cluster.chips} x {self.cluster.chip.name}: {self.layout}"
+    @property
+    def _title(self) -> str:
+        count, cluster = self.chain.parameters, self.cluster
+        parameters = f"{count / 1e9:,.3g} billion" if count >= 1e9 else f"{count:,}"
+        return (
+            f"{self.chain.name}, {parameters} parameters, global batch {self.global_batch:,}, "
+            f"on {cluster.chips} x {cluster.chip.name}: {self.layout}"
         )
-        room = self.cluster.chip.memory_bytes
-        rows = [(name, in_bytes(size), f"{size / room:.0%}") for name, size in self.memory.kinds.items() if size]
+
+    @property
+    def _table(self) -> Table:
+        room, total, step = self.cluster.chip.memory_bytes, self.memory.total, self.step.total
+        rows = [(kind, in_bytes(size), f"{size / room:.0%}") for kind, size in self.memory.kinds.items() if size]
         low, high = map(in_bytes, self.memory_interval)
-        rows.append(
-            ("memory in all", in_bytes(self.memory.total), f"of {in_bytes(room)}, {low} to {high}: {self.verdict}")
-        )
-        rows += [
-            (name, in_seconds(time), f"{time / self.step.total:.0%}") for name, time in self.step.kinds.items() if time
-        ]
+        rows.append(("memory in all", in_bytes(total), f"of {in_bytes(room)}, {low} to {high}: {self.verdict}"))
+        rows += [(kind, in_seconds(time), f"{time / step:.0%}") for kind, time in self.step.kinds.items() if time]
         low, high = map(in_seconds, self.step_interval)
-        rows.append(
-            (
-                "step in all",
-                in_seconds(self.step.total),
-                f"{low} to {high}; {self.model_flops_share:.0%} of the peak for the model",
-            )
-        )
-        return title, rows
+        model = f"{self.model_flops_share:.0%} of the peak for the model"
+        rows.append(("step in all", in_seconds(step), f"{low} to {high}; {model}"))
+        return Table(("kind", "amount", "share, interval"), rows, left=(0, 2))
 
 
 def predict(
@@ -132,71 +128,62 @@ def predict(
                          does not divide, or the chip lacks the precision
     """
     chain, constants = model.chain() if isinstance(model, Transformer) else model, constants or fitted()
-    if layout.chips != cluster.chips:
+    _require_sense(chain, cluster, layout)
+    need, around_memory = _memory(model, chain, cluster, layout, global_batch, constants)
+    step, around_step = _step(chain, cluster, layout, global_batch, constants)
+    step = with_input(step, global_batch, examples_per_second)
+    memory_interval = tuple(need.total * side for side in around_memory)
+    step_interval = tuple(step.total * side for side in around_step)
+    return Prediction(chain, cluster, layout, global_batch, need, step, memory_interval, step_interval)
+
+
+def _require_sense(chain: Chain, cluster: Cluster, layout: Layout) -> None:
+    chips, chip, pieces = cluster.chips, cluster.chip, layout.pipeline * layout.interleave
+    if layout.chips != chips:
         raise CourseError(
-            f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} x sequence {layout.sequence} takes "
-            f"{layout.chips} chips and the cluster has {cluster.chips}: their product must be {cluster.chips}."
+            f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} x sequence {layout.sequence} "
+            f"takes {layout.chips} chips and the cluster has {chips}: their product must be {chips}."
         )
-    if cluster.chip.family == TPU and cluster.chips > cluster.chip.per_node:
+    if chip.family == TPU and chips > chip.per_node:
         raise CourseError(
-            f"a slice of {cluster.chip.name} has at most {cluster.chip.per_node:,} chips, and several slices are not planned."
+            f"a slice of {chip.name} has at most {chip.per_node:,} chips, and the planner does not plan several slices."
         )
-    if layout.interleave > 1 and (layout.pipeline == 1 or chain.layers % (layout.pipeline * layout.interleave)):
+    if layout.interleave > 1 and (layout.pipeline == 1 or chain.layers % pieces):
         raise CourseError(
-            f"{chain.layers} layers can't be cut into {layout.interleave} chunks for each of {layout.pipeline} pipeline stages: "
-            f"take 2 stages or more, and a product that divides the layers."
+            f"{chain.layers} layers can't be cut into {layout.interleave} chunks for each of {layout.pipeline} "
+            "pipeline stages: take 2 stages or more, and a product that divides the layers."
         )
     if chain.heads % layout.tensor:
         raise CourseError(
             f"{layout.tensor} tensor-parallel devices can't share {chain.heads} heads: take a divisor of {chain.heads}."
         )
-    need, around_memory, step, around_step = _figures(model, chain, cluster, layout, global_batch, constants)
-    step = with_input(step, global_batch, examples_per_second)
-    between = lambda total, around: tuple(total * side for side in around)  # noqa: E731
-    intervals = between(need.total, around_memory), between(step.total, around_step)
-    return Prediction(chain, cluster, layout, global_batch, need, step, *intervals)
 
 
-def _figures(model, chain: Chain, cluster: Cluster, layout: Layout, global_batch: int, constants: Calibration):
-    """Memory and time, each with what measured over predicted lies between."""
-    around_memory, around_step = (
-        (constants.memory_low, constants.memory_high),
-        (constants.time_low, constants.time_high),
-    )
+def _memory(model, chain, cluster, layout, global_batch: int, constants: Calibration) -> tuple[Memory, Interval]:
+    """Memory, and the interval of measured over predicted."""
+    if cluster.measured and cluster.shared:  # a CPU's allocator is replayed; on a GPU the formulas count
+        return measured_machine.memory(chain, cluster, layout, global_batch), measured_machine.MEMORY_AROUND
+    if cluster.chip.family == TPU and tpu_memory.compilable(model, layout):
+        return tpu_memory.compiled_memory(model, layout, global_batch), tpu_memory.AROUND
+    need = memory(chain, layout, global_batch, constants)
+    if cluster.chip.family == TPU:
+        need = replace(need, framework=tpu_memory.RESERVED_BYTES)
+    return need, (constants.memory_low, constants.memory_high)
+
+
+def _step(chain, cluster, layout, global_batch: int, constants: Calibration) -> tuple[StepTime, Interval]:
+    """Time of a step, and the interval of measured over predicted."""
     if cluster.measured:
-        from course_lib.planner import measured_machine  # needs TensorFlow
-
-        # The allocator that is played through is the CPU's; a GPU's memory is counted by the formulas.
-        need = (
-            measured_machine.memory(chain, cluster, layout, global_batch)
-            if cluster.shared
-            else memory(chain, layout, global_batch, constants)
-        )
-        return (
-            need,
-            measured_machine.MEMORY_AROUND,
-            measured_machine.step_time(chain, cluster, layout, global_batch),
-            measured_machine.TIME_AROUND,
-        )
-    step = step_time(chain, cluster, layout, global_batch, constants)
-    if cluster.chip.family != TPU:
-        return memory(chain, layout, global_batch, constants), around_memory, step, around_step
-    if tpu_memory.compilable(model, layout):
-        return tpu_memory.compiled_memory(model, layout, global_batch), tpu_memory.AROUND, step, around_step
-    need = replace(memory(chain, layout, global_batch, constants), framework=tpu_memory.RESERVED_BYTES)
-    return need, around_memory, step, around_step
+        return measured_machine.step_time(chain, cluster, layout, global_batch), measured_machine.TIME_AROUND
+    return step_time(chain, cluster, layout, global_batch, constants), (constants.time_low, constants.time_high)
 
 
 def in_bytes(size: float) -> str:
-    unit, name = next(
-        ((unit, name) for unit, name in ((GIB, "GiB"), (2**20, "MiB")) if size >= unit / 10), (2**10, "KiB")
-    )
-    return f"{size / unit:,.3g} {name}"
+    for unit, name in ((GIB, "GiB"), (2**20, "MiB")):
+        if size >= unit / 10:
+            return f"{size / unit:,.3g} {name}"
+    return f"{size / 2**10:,.3g} KiB"
 
 
 def in_seconds(time: float) -> str:
     return f"{time:,.3g} s" if time >= 1 else f"{time * 1e3:,.3g} ms"
-
-
-def _in_count(numbers: int) -> str:
-    return f"{numbers / 1e9:,.3g} billion" if numbers >= 1e9 else f"{numbers:,}"

@@ -4,13 +4,12 @@ Figures are per chip, of dense matrices, from the maker's data sheet named in `s
 """
 
 import difflib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from course_lib.errors import CourseError
 from course_lib.tpu.chips import CHIPS as TPUS
-from course_lib.tpu.chips import GIB
+from course_lib.tpu.chips import GIB, TpuChip, find_slice
 
 MEASURED = "measured"  # the family of this machine's devices
 TPU = "tpu"  # the family of all TPUs
@@ -21,11 +20,11 @@ class Chip:
     """One device of a cluster.
 
     family            chips of one architecture: they reach the same share of their peaks
-    memory_bytes      of its own memory, in all; a GPU's as nvidia-smi shows it
+    memory_bytes      its own memory; a GPU's as nvidia-smi shows it
     flops_per_second  peak of matrix products, by the format of their factors. float32's is
                       TF32's where the chip has it, as TensorFlow and JAX use it
     read_per_second   bytes between its memory and the chip
-    per_node          chips that share the fast links; of a TPU, those of its largest slice
+    per_node          chips that share the fast links; for a TPU, chips of the largest slice
     within, between   bytes per second that one chip sends inside its node, and to other nodes
     """
 
@@ -48,10 +47,7 @@ class Chip:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Equal chips in equal nodes.
-
-    chips  in all
-    """
+    """Equal chips in equal nodes; `chips` is their number."""
 
     chip: Chip
     chips: int
@@ -62,7 +58,7 @@ class Cluster:
         return self.chip.family == MEASURED
 
     def link(self, devices: int, apart: int = 1) -> float:
-        """Bytes per second that a ring of so many devices carries, of which every `apart`-th chip is one.
+        """Bytes per second around a ring of so many devices, which takes every `apart`-th chip.
 
         Across nodes a ring uses the outer link of each of its chips in a node.
         """
@@ -76,70 +72,39 @@ class Cluster:
         return self.chip.within if devices <= self.chip.per_node else self.chip.between
 
 
-def _gpu(
-    name: str,
-    family: str,
-    gib: float,
-    tera: Mapping[str, float],
-    read: float,
-    links: tuple[float, float],
-    source: str,
-    per_node=8,
-):
-    """tera: 10^12 flops per second; read and links: 10^9 bytes per second, one direction."""
+def _gpu(name, family, gib, read, within, between, page, per_node=8, **tera: float) -> Chip:
+    """tera: 10^12 flops per second by format; read, within, between: 10^9 bytes per second, one direction."""
     rates = {kind: rate * 1e12 for kind, rate in tera.items()}
-    return Chip(name, family, gib * GIB, rates, read * 1e9, per_node, links[0] * 1e9, links[1] * 1e9, source)
+    source = f"https://www.nvidia.com/en-us/data-center/{page}/"
+    return Chip(name, family, gib * GIB, rates, read * 1e9, per_node, within * 1e9, between * 1e9, source)
 
 
-def _tpu(tpu) -> Chip:
+def _tpu(tpu: TpuChip) -> Chip:
     name = tpu.name if tpu.name.startswith("tpu") else f"tpu-{tpu.name}"
-    largest = max(math.prod(map(int, shape.split("x"))) for shape in tpu.shapes)
+    largest = find_slice(f"{tpu.name}:{tpu.shapes[-1]}").chips
     rates, sent = {"bfloat16": tpu.flops_per_second}, tpu.sent_per_second
     return Chip(name, TPU, tpu.memory_bytes, rates, tpu.read_per_second, largest, sent, sent, tpu.source)
 
 
-NVIDIA = "https://www.nvidia.com/en-us/data-center/"
+VOLTA = {"float32": 15.7, "float16": 125}
 AMPERE = {"float32": 156, "bfloat16": 312, "float16": 312}
 HOPPER = {"float32": 494.5, "bfloat16": 989, "float16": 989, "float8": 1979}
-# T4 (Turing), L4 (Ada) and B200 (Blackwell) count with the family before theirs: of their own no whole run is published.
-# Between nodes: one network card per chip, of 100, 200, 400 Gbit/s as the makers' reference systems have them.
+BLACKWELL = {"float32": 1125, "bfloat16": 2250, "float16": 2250, "float8": 4500}
+# T4 (Turing), L4 (Ada) and B200 (Blackwell) count with the family before theirs, because no whole run on them is
+# published. Between nodes: one network card per chip, of 100, 200, 400 Gbit/s as in the makers' reference systems.
 CHIPS = {
     chip.name: chip
     for chip in (
-        _gpu("v100-16gb", "volta", 15.8, {"float32": 15.7, "float16": 125}, 900, (150, 12.5), NVIDIA + "v100/"),
-        _gpu("v100-32gb", "volta", 31.7, {"float32": 15.7, "float16": 125}, 900, (150, 12.5), NVIDIA + "v100/"),
-        _gpu("t4", "volta", 15, {"float32": 8.1, "float16": 65}, 320, (16, 6.25), NVIDIA + "tesla-t4/", 4),
-        _gpu(
-            "l4",
-            "ampere",
-            22.5,
-            {"float32": 60, "bfloat16": 121, "float16": 121, "float8": 242},
-            300,
-            (32, 12.5),
-            NVIDIA + "l4/",
-        ),
-        _gpu(
-            "a10-24gb",
-            "ampere",
-            22.5,
-            {"float32": 62.5, "bfloat16": 125, "float16": 125},
-            600,
-            (32, 12.5),
-            NVIDIA + "products/a10-gpu/",
-        ),
-        _gpu("a100-40gb", "ampere", 40, AMPERE, 1555, (300, 25), NVIDIA + "a100/"),
-        _gpu("a100-80gb", "ampere", 80, AMPERE, 2039, (300, 25), NVIDIA + "a100/"),
-        _gpu("h100-80gb", "hopper", 79.6, HOPPER, 3350, (450, 50), NVIDIA + "h100/"),
-        _gpu("h200-141gb", "hopper", 140.4, HOPPER, 4800, (450, 50), NVIDIA + "h200/"),
-        _gpu(
-            "b200-180gb",
-            "hopper",
-            179,
-            {"float32": 1125, "bfloat16": 2250, "float16": 2250, "float8": 4500},
-            8000,
-            (900, 50),
-            NVIDIA + "dgx-b200/",
-        ),
+        _gpu("v100-16gb", "volta", 15.8, 900, 150, 12.5, "v100", **VOLTA),
+        _gpu("v100-32gb", "volta", 31.7, 900, 150, 12.5, "v100", **VOLTA),
+        _gpu("t4", "volta", 15, 320, 16, 6.25, "tesla-t4", 4, float32=8.1, float16=65),
+        _gpu("l4", "ampere", 22.5, 300, 32, 12.5, "l4", float32=60, bfloat16=121, float16=121, float8=242),
+        _gpu("a10-24gb", "ampere", 22.5, 600, 32, 12.5, "products/a10-gpu", float32=62.5, bfloat16=125, float16=125),
+        _gpu("a100-40gb", "ampere", 40, 1555, 300, 25, "a100", **AMPERE),
+        _gpu("a100-80gb", "ampere", 80, 2039, 300, 25, "a100", **AMPERE),
+        _gpu("h100-80gb", "hopper", 79.6, 3350, 450, 50, "h100", **HOPPER),
+        _gpu("h200-141gb", "hopper", 140.4, 4800, 450, 50, "h200", **HOPPER),
+        _gpu("b200-180gb", "hopper", 179, 8000, 900, 50, "dgx-b200", **BLACKWELL),
         *map(_tpu, TPUS.values()),
     )
 }
@@ -148,14 +113,11 @@ CHIPS = {
 def find_chip(name: str) -> Chip:
     """The chip of a name such as "h100-80gb" or "tpu-v5e".
 
-    Raises  CourseError for an unknown one, with the names nearest to it
+    Raises  CourseError for an unknown name, with the names nearest to it
     """
     plain = name.lower().replace("_", "-").replace(" ", "-")
     if plain not in CHIPS:
-        near = (
-            difflib.get_close_matches(plain, CHIPS, n=3, cutoff=0.4)
-            or [known for known in CHIPS if plain[:2] in known]
-            or list(CHIPS)
-        )
+        close = difflib.get_close_matches(plain, CHIPS, n=3, cutoff=0.4)
+        near = close or [known for known in CHIPS if plain[:2] in known] or list(CHIPS)
         raise CourseError(f"no chip is called {name!r}; near ones are {', '.join(near)}.")
     return CHIPS[plain]

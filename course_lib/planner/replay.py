@@ -1,9 +1,8 @@
-"""The pieces of a training step, each run alone on this machine. Needs Keras on TensorFlow; used by machine.py.
+"""The pieces of a training step, each run alone. Needs Keras on TensorFlow; used by measured_machine.py.
 
-A convolution has no rate of its own on a CPU: it depends on every size. So each
-distinct piece is tried, and the step is composed of them, as Yu and others
-(2021), "Habitat", USENIX ATC, and Jia and others (2019), "Beyond data and model
-parallelism", MLSys, do it with operations.
+A convolution has no one rate on a CPU: its rate depends on every size. So each distinct piece is tried, and the
+step is composed of them, as Yu and others (2021), "Habitat", USENIX ATC, and Jia and others (2019), "Beyond data
+and model parallelism", MLSys, do it with operations.
 """
 
 import statistics
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 import keras
 import tensorflow as tf
 
-from course_lib.planner.trace_tensorflow import SOURCES, Program
+from course_lib.planner.trace_tensorflow import SOURCES, TracedGraph
 
 WARM_UP, FEWEST, MOST = 3, 5, 200  # calls before those that count, and of those
 PATIENCE_SECONDS = 1.5  # for the rounds beyond the fewest
@@ -24,8 +23,8 @@ PATIENCE_SECONDS = 1.5  # for the rounds beyond the fewest
 class Piece:
     """A layer with a matrix product and what follows it without one, forward and backward.
 
-    Smaller pieces would be wrong: TensorFlow fuses a convolution with the ReLU
-    after it, and computes a pooling's gradient in another way beside the pooling.
+    Smaller pieces would be wrong: TensorFlow fuses a convolution with the ReLU after it, and computes a pooling's
+    gradient in another way beside the pooling.
     """
 
     name: str
@@ -38,7 +37,7 @@ class Piece:
         return tuple((op.type, shapes(op.inputs), shapes(op.outputs)) for op in self.operations)
 
 
-def pieces(program: Program) -> list[Piece]:
+def pieces(program: TracedGraph) -> list[Piece]:
     """The pass, cut before each layer that has a matrix product."""
     trace, block_of = program.trace, program.trace.call_blocks()
     heads = sorted({block for op, block in zip(trace.operations, block_of) if op.flops and not op.backward})
@@ -49,37 +48,32 @@ def pieces(program: Program) -> list[Piece]:
     return [Piece(trace.calls[head], tuple(operations)) for head, operations in sorted(found.items())]
 
 
-def replay(program: Program, piece: Piece, devices: Sequence[str]) -> Callable[[], object]:
-    """A call that runs a piece on each device at the same time, on made-up numbers of the right shapes."""
+def replay(program: TracedGraph, piece: Piece, devices: Sequence[str]) -> Callable[[], object]:
+    """A call that runs a piece on each device at the same time, on random numbers of the right shapes."""
     graph_def, given, results = _cut(program, piece)
-    held = []
-    for device in devices:
-        with tf.device(device):
-            held.append({tensor.name: _made_up(tensor) for tensor in given})
 
-    def run(device: str, values: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
+    def run(values: Mapping[str, tf.Tensor]) -> list[tf.Tensor]:
         inside = {name: tf.identity(value) for name, value in values.items()}
         return tf.graph_util.import_graph_def(graph_def, input_map=inside, return_elements=results, name="")
 
-    return on_each(devices, run, held)
+    return on_each(devices, run, lambda: {tensor.name: _made_up(tensor) for tensor in given})
 
 
 def update(optimizer, shapes: Sequence[tuple[int, ...]], devices: Sequence[str]) -> Callable[[], object]:
     """A call that runs an optimizer's update of variables of these shapes on each device."""
-    held = []
-    for device in devices:
-        with tf.device(device):
-            variables = [keras.Variable(keras.ops.ones(shape)) for shape in shapes]
-            copy = keras.optimizers.get(keras.optimizers.serialize(optimizer))
-            copy.build(variables)
-            held.append((copy, variables, [tf.random.normal(shape) for shape in shapes]))
 
-    def run(device: str, trained) -> list[tf.Tensor]:
+    def made():
+        variables = [keras.Variable(keras.ops.ones(shape)) for shape in shapes]
+        copy = keras.optimizers.get(keras.optimizers.serialize(optimizer))
+        copy.build(variables)
+        return copy, variables, [tf.random.normal(shape) for shape in shapes]
+
+    def run(trained) -> list[tf.Tensor]:
         copy, variables, gradients = trained
         copy.apply([tf.identity(gradient) for gradient in gradients], variables)
         return [tf.identity(copy.iterations.value)]
 
-    return on_each(devices, run, held)
+    return on_each(devices, run, made)
 
 
 def all_reduce(numbers: int, devices: Sequence[str], key: int) -> Callable[[], object]:
@@ -87,51 +81,48 @@ def all_reduce(numbers: int, devices: Sequence[str], key: int) -> Callable[[], o
 
     key  of the group of devices; no other group of the process may have it
     """
-    held = []
-    for device in devices:
-        with tf.device(device):
-            held.append((tf.ones((numbers,)), tf.Variable(0.0)))
 
-    def run(device: str, vector_and_token) -> list[tf.Tensor]:
+    settings = {"group_size": len(devices), "group_key": key, "instance_key": numbers}
+    settings |= {"merge_op": "Add", "final_op": "Id"}
+
+    def run(vector_and_token) -> list[tf.Tensor]:
         vector, token = vector_and_token
-        # Without a token for each device, tf.function would run one after the other what waits for one another.
-        sums = tf.raw_ops.CollectiveReduceV2(
-            input=vector,
-            group_size=len(devices),
-            group_key=key,
-            instance_key=numbers,
-            ordering_token=[token.handle],
-            merge_op="Add",
-            final_op="Id",
-            communication_hint="auto",
-        )
-        return [sums]
+        # Without a token for each device, tf.function would run these one by one, and each waits for the others.
+        return [tf.raw_ops.CollectiveReduceV2(input=vector, ordering_token=[token.handle], **settings)]
 
-    return on_each(devices, run, held)
+    return on_each(devices, run, lambda: (tf.ones((numbers,)), tf.Variable(0.0)))
 
 
 def nothing(devices: Sequence[str]) -> Callable[[], object]:
-    """What every other call here pays beside its work."""
-    return on_each(devices, lambda device, value: [tf.identity(value)], [tf.constant(0.0)] * len(devices))
+    """A call without work: what every other call here costs beside its work."""
+    return on_each(devices, lambda value: [tf.identity(value)], lambda: tf.constant(0.0))
 
 
-def on_each(devices: Sequence[str], run: Callable, held: Sequence[object]) -> Callable[[], object]:
-    """One TensorFlow function that runs on all devices at the same time."""
+def on_each(devices: Sequence[str], run: Callable, make: Callable[[], object]) -> Callable[[], object]:
+    """A call of one TensorFlow function that runs `run(value)` on all devices at the same time.
+
+    run   returns a list of tensors
+    make  makes the value; called once on each device
+    """
+    held = []
+    for device in devices:
+        with tf.device(device):
+            held.append(make())
 
     @tf.function(autograph=False)
     def together():
         outputs = []
-        for device, values in zip(devices, held):
+        for device, value in zip(devices, held):
             with tf.device(device):
-                outputs += run(device, values)
+                outputs += run(value)
         return outputs
 
-    ready = together.get_concrete_function()  # as a tf.function, many of one name would be reported as retracing
+    ready = together.get_concrete_function()  # many tf.functions of one name would be reported as retracing
 
     def call():
         outputs = ready()
         if "GPU" in devices[0]:  # a CPU's call comes back when all is done
-            [tf.reshape(output, [-1])[:1].numpy() for output in outputs[-1:]]
+            tf.reshape(outputs[-1], [-1])[:1].numpy()
 
     return call
 
@@ -156,8 +147,8 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _cut(program: Program, piece: Piece):
-    """The piece as a graph of its own, the tensors that it must be given, and the names of those that leave it."""
+def _cut(program: TracedGraph, piece: Piece):
+    """The piece as a separate graph, the tensors that enter it, and the names of those that leave it."""
     inside: set[tf.Operation] = set()
     for op in piece.operations:
         _gather(op, inside)
@@ -167,7 +158,7 @@ def _cut(program: Program, piece: Piece):
     for op in ordered:
         node = graph_def.node.add()
         node.CopyFrom(op.node_def)
-        node.attr.pop("_class", None)  # a wish to lie beside an operation that may be outside
+        node.attr.pop("_class", None)  # asks to be placed beside an operation that may be outside
         del node.input[:]
         node.input.extend(tensor.name for tensor in op.inputs)
     given = {tensor.name: tensor for op in ordered for tensor in op.inputs if tensor.op not in inside}

@@ -1,26 +1,24 @@
 """Seconds of one training step by kind, from a few formulas. Standard library only; taught in notebooks/10.
 
-Sources: Narayanan and others (2021), arXiv 2104.04473, for arithmetic, bubble and
-tensor-parallel traffic; Williams and others (2009), "Roofline", for arithmetic
-beside memory; Rajbhandari and others (2020), arXiv 1910.02054, for ZeRO's traffic;
-Patarasuk & Yuan (2009) for the ring's 2 (n - 1) / n.
+Sources: Narayanan and others (2021), arXiv 2104.04473, for arithmetic, bubble and tensor-parallel traffic;
+Williams and others (2009), "Roofline", for arithmetic beside memory; Rajbhandari and others (2020), arXiv
+1910.02054, for ZeRO's traffic; Patarasuk & Yuan (2009) for the ring's 2 (n - 1) / n.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from course_lib.errors import CourseError
-from course_lib.planner.blocks import Block, Chain, Stage
-from course_lib.planner.by_kind import ByKind
+from course_lib.planner.blocks import Block, Chain, StageBlocks
 from course_lib.planner.calibration import Calibration
 from course_lib.planner.layout import Layout
-from course_lib.planner.memory import FLOAT32_LOGITS, boundary_bytes, kept_bytes, stage_parameters
+from course_lib.planner.memory import FLOAT32_LOGITS, ByKind, boundary_bytes, kept_bytes, stage_parameters
 from course_lib.planner.rented_chips import TPU, Cluster
 
 
 @dataclass(frozen=True)
 class StepTime(ByKind):
-    """Seconds of one step, of the device that takes longest.
+    """Seconds of one step, on the device that takes longest.
 
     compute   matrix products
     memory    what lies between them, at the speed of the chip's memory; the optimizer's update
@@ -33,27 +31,17 @@ class StepTime(ByKind):
 
     compute: float
     memory: float
-    tensor: float
-    data: float
-    bubble: float
+    tensor: float = 0.0
+    data: float = 0.0
+    bubble: float = 0.0
     overhead: float = 0.0
     input: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Pass(ByKind):
-    """Seconds of one micro-batch, forward and backward."""
-
-    compute: float = 0.0
-    memory: float = 0.0
-    tensor: float = 0.0
 
 
 def step_time(chain: Chain, cluster: Cluster, layout: Layout, global_batch: int, constants: Calibration) -> StepTime:
     """Time of one step, with enough data.
 
-    Raises  CourseError for a batch that does not divide, more stages than layers, or a
-            precision that the chip has not
+    Raises  CourseError for a batch that does not divide, more stages than layers, or a precision that the chip lacks
     """
     stages, m, p = chain.stages(layout.pipeline), layout.micro_batches(global_batch), layout.pipeline
     passes = [_stage(stage, cluster, layout, constants) for stage in stages]
@@ -77,30 +65,29 @@ def with_input(step: StepTime, global_batch: int, examples_per_second: float) ->
     return replace(step, input=max(0.0, fed - step.total))
 
 
-def _stage(stage: Stage, cluster: Cluster, layout: Layout, constants: Calibration) -> _Pass:
+def _stage(stage: StageBlocks, cluster: Cluster, layout: Layout, constants: Calibration) -> StepTime:
     """One micro-batch through one stage."""
     parts = [(_block(block, cluster, layout, constants), times) for block, times in stage.runs]
-    return _Pass(*(sum(times * getattr(part, kind.name) for part, times in parts) for kind in fields(_Pass)))
+    kinds = ("compute", "memory", "tensor")
+    return StepTime(*(sum(times * getattr(part, kind) for part, times in parts) for kind in kinds))
 
 
-def _block(block: Block, cluster: Cluster, layout: Layout, constants: Calibration) -> _Pass:
+def _block(block: Block, cluster: Cluster, layout: Layout, constants: Calibration) -> StepTime:
     """One micro-batch through one block: forward once, backward twice the work, and forward again to recompute."""
     rate, read = _matrix_rate(cluster, layout.numbers.format, constants), cluster.chip.read_per_second
     examples = layout.micro_batch / layout.sequence / layout.tensor
     passes = 4 if layout.recompute == "full" and not block.logits else 3  # the output layer is not recomputed
+    scores = examples * block.score_flops
     if block.kept_scores:  # plain matrix products
-        score_rate, score_passes = rate, passes + (layout.recompute == "selective")
+        scores *= (passes + (layout.recompute == "selective")) / rate
     else:
-        score_rate, score_passes = (
-            cluster.chip.flops_per_second[_plain(layout.numbers.format)] * constants.attention,
-            passes,
-        )
-    scores = examples * block.score_flops * score_passes / score_rate
+        kind = "bfloat16" if layout.numbers.format == "float8" else layout.numbers.format  # attention avoids float8
+        scores *= passes / (cluster.chip.flops_per_second[kind] * constants.attention)
     kept = kept_bytes(block, replace(layout, recompute="none"))
     logits = examples * block.logits * (layout.numbers.compute + FLOAT32_LOGITS)
     traffic = constants.traffic_tpu if cluster.chip.family == TPU else constants.traffic
     ring = _ring(block, cluster, layout, constants)
-    return _Pass(
+    return StepTime(
         compute=examples * block.flops * passes / rate + scores,
         memory=(kept * passes + logits) * traffic / read,
         # An all-reduce in the forward pass has one in the backward, and is done again when the forward is.
@@ -116,10 +103,6 @@ def _matrix_rate(cluster: Cluster, kind: str, constants: Calibration) -> float:
     return chip.flops_per_second[kind] * share
 
 
-def _plain(kind: str) -> str:
-    return "bfloat16" if kind == "float8" else kind  # nobody's attention multiplies in float8 by default
-
-
 def _all_reduce(numbers: float, cluster: Cluster, layout: Layout, constants: Calibration) -> float:
     """Seconds of summing so many numbers per example over the tensor-parallel group, by a ring."""
     t, sent = layout.tensor, numbers * layout.micro_batch / layout.sequence * layout.numbers.compute
@@ -132,7 +115,7 @@ def _ring(block: Block, cluster: Cluster, layout: Layout, constants: Calibration
     return (c - 1) / c * sent / (cluster.link(c, layout.tensor) * constants.link)
 
 
-def _hop(stages: Sequence[Stage], cluster: Cluster, layout: Layout, constants: Calibration) -> float:
+def _hop(stages: Sequence[StageBlocks], cluster: Cluster, layout: Layout, constants: Calibration) -> float:
     """Seconds of sending one micro-batch's boundary on, and its gradient back, with nothing beside it."""
     if len(stages) == 1:
         return 0.0
@@ -146,6 +129,6 @@ def _gradients(parameters: float, cluster: Cluster, layout: Layout, micro_batche
     ring = (d - 1) / d * parameters / cluster.link(d, layout.tensor)
     if layout.zero == 3:  # parameters gathered twice and gradients scattered, for each micro-batch
         return 3 * ring * layout.numbers.compute * micro_batches
-    if layout.zero == 2:  # nobody holds a whole gradient to add to, so each micro-batch's is scattered
+    if layout.zero == 2:  # no replica holds a whole gradient to add to, so each micro-batch's is scattered
         return ring * layout.numbers.weights * (micro_batches + 1)
     return 2 * ring * layout.numbers.weights

@@ -1,4 +1,4 @@
-"""A Keras model's two passes, read from JAX's program. Needs Keras on JAX."""
+"""A Keras model's forward and backward pass, read from JAX's program. Needs Keras on JAX."""
 
 import math
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ LOOPS = {"scan", "while", "cond"}
 
 
 def trace(model, inputs) -> Trace:
-    """The pass of a model over `inputs`, a structure of KerasTensors; nothing runs."""
+    """The two passes of a model over `inputs`, a structure of KerasTensors; nothing runs."""
     calls, outputs = Calls(jax.named_scope), []
     shape = lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype)  # noqa: E731
     others = [v.value for v in model.non_trainable_variables]
@@ -40,7 +40,7 @@ def trace(model, inputs) -> Trace:
 
 
 class _Walk:
-    """Goes through a program and the programs inside it, and numbers the arrays."""
+    """Goes through a program and the programs inside it, and numbers their arrays."""
 
     def __init__(self):
         self.tensors: dict[int, Tensor] = {}
@@ -76,9 +76,8 @@ def _inner(equation):
     if equation.primitive.name in LOOPS:
         return None
     found = next((equation.params[name] for name in INLINED if name in equation.params), None)
-    return (
-        getattr(found, "jaxpr", found) if found is None or hasattr(found, "eqns") or hasattr(found, "jaxpr") else None
-    )
+    found = getattr(found, "jaxpr", found)  # of a closed one
+    return found if hasattr(found, "eqns") else None
 
 
 def _flops(equation) -> float:

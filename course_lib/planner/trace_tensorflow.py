@@ -1,4 +1,4 @@
-"""A Keras model's two passes, read from TensorFlow's graph. Needs Keras on TensorFlow."""
+"""A Keras model's forward and backward pass, read from TensorFlow's graph. Needs Keras on TensorFlow."""
 
 import math
 from dataclasses import dataclass
@@ -11,34 +11,18 @@ from course_lib.planner.layer_calls import Calls, mean_loss
 
 ALIASES = {"Reshape", "Squeeze", "ExpandDims", "Identity", "StopGradient", "PreventGradient"}
 # Kernels that reuse an input's memory (forward_input_or_allocate_output in their sources).
-IN_PLACE = {
-    "BiasAdd",
-    "Relu",
-    "ReluGrad",
-    "AddV2",
-    "Sub",
-    "Mul",
-    "RealDiv",
-    "Tanh",
-    "Sigmoid",
-    "Rsqrt",
-    "Sqrt",
-    "Square",
-}
+IN_PLACE = {"BiasAdd", "Relu", "ReluGrad", "Tanh", "Sigmoid", "AddV2", "Sub", "Mul", "RealDiv"}
+IN_PLACE |= {"Rsqrt", "Sqrt", "Square"}
 SOURCES = {"ReadVariableOp", "Placeholder", "Const"}
-CONVOLUTIONS = {  # the input that has the channels that the filter makes; None for the result
-    "Conv2D": None,
-    "Conv3D": None,
-    "Conv2DBackpropInput": 2,
-    "Conv3DBackpropInputV2": 2,
-}
+CONVOLUTIONS = {"Conv2D", "Conv3D"}
+GRADIENTS_OF_CONVOLUTIONS = {"Conv2DBackpropInput", "Conv3DBackpropInputV2"}  # of the third input
 
 
 @dataclass(frozen=True)
-class Program:
+class TracedGraph:
     """A traced pass and the graph that it was read from.
 
-    gradients  names of the trainable variables' gradients, where they have one
+    gradients  names of the trainable variables' gradients, of those that have one
     """
 
     trace: Trace
@@ -47,16 +31,16 @@ class Program:
 
     @property
     def results(self) -> set[str]:
-        """What the pass is for."""
+        """The tensors that the pass is computed for."""
         return {*self.trace.output, *self.gradients}
 
 
 def trace(model, inputs) -> Trace:
-    """The pass of a model over `inputs`, a structure of KerasTensors; nothing runs."""
-    return program(model, inputs).trace
+    return traced_graph(model, inputs).trace
 
 
-def program(model, inputs) -> Program:
+def traced_graph(model, inputs) -> TracedGraph:
+    """The two passes of a model over `inputs`, a structure of KerasTensors; nothing runs."""
     calls, seen = Calls(tf.name_scope), {}
 
     def both_passes(x):
@@ -76,8 +60,9 @@ def program(model, inputs) -> Program:
     output = tuple(tensor.name for tensor in seen["output"])
     gradients = tuple(tensor.name for tensor in seen["gradients"])
     operations = needed(operations, {*output, *gradients})
-    reads, parents = _parameters(made, model), frozenset(calls.parents)
-    return Program(Trace(operations, tensors, reads, own, output, tuple(calls.names), parents), made.graph, gradients)
+    names, parents = tuple(calls.names), frozenset(calls.parents)
+    found = Trace(operations, tensors, _parameters(made, model), own, output, names, parents)
+    return TracedGraph(found, made.graph, gradients)
 
 
 def _operation(op: tf.Operation, forward: set) -> Operation:
@@ -98,9 +83,8 @@ def _parameters(made, model) -> dict[str, int]:
     captured = made.captured_inputs  # the last inputs
     held = {inner.name: id(outer) for inner, outer in zip(made.inputs[-len(captured) :], captured)}
     reads = [op for op in made.graph.get_operations() if op.type == "ReadVariableOp"]
-    return {
-        op.outputs[0].name: places[held[op.inputs[0].name]] for op in reads if held.get(op.inputs[0].name) in places
-    }
+    handles = {op.outputs[0].name: held.get(op.inputs[0].name) for op in reads}
+    return {name: places[handle] for name, handle in handles.items() if handle in places}
 
 
 def _flops(op: tf.Operation) -> float:
@@ -109,17 +93,12 @@ def _flops(op: tf.Operation) -> float:
     if kind in ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"):
         flipped = op.get_attr("transpose_a" if kind == "MatMul" else "adj_x")
         return 2 * math.prod(op.outputs[0].shape) * op.inputs[0].shape[-2 if flipped else -1]
-    if kind in CONVOLUTIONS:
-        place = CONVOLUTIONS[kind]
-        *window, _ = _filter_shape(op)
-        return 2 * math.prod(op.outputs[0].shape if place is None else op.inputs[place].shape) * math.prod(window)
+    if kind in CONVOLUTIONS | GRADIENTS_OF_CONVOLUTIONS:  # the filter makes the channels of `made`
+        made = op.outputs[0] if kind in CONVOLUTIONS else op.inputs[2]
+        return 2 * math.prod(made.shape) * math.prod(op.inputs[1].shape[:-1])
     if kind == "DepthwiseConv2dNative":
         return 2 * math.prod(op.outputs[0].shape) * math.prod(op.inputs[1].shape[:2])
     return _einsum_flops(op) if kind == "Einsum" else 0
-
-
-def _filter_shape(op: tf.Operation) -> list[int]:
-    return op.inputs[1].shape.as_list()
 
 
 def _einsum_flops(op: tf.Operation) -> float:

@@ -1,9 +1,8 @@
 """A transformer described by numbers, as a chain of blocks. Standard library only; taught in notebooks/10.
 
-What a block keeps for its backward pass is counted as in Korthikanti and others
-(2022), "Reducing activation recomputation in large transformer models", arXiv
-2205.05198, section 4; their 34 s b h bytes of a GPT block in half precision are
-16 numbers per token and unit of width, and 2 bytes of dropout masks.
+What a block keeps for its backward pass is counted as in Korthikanti and others (2022), "Reducing
+activation recomputation in large transformer models", arXiv 2205.05198, section 4; their 34 s b h bytes
+of a GPT block in half precision are 16 numbers per token and unit of width, and 2 bytes of dropout masks.
 """
 
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ class Transformer:
     tied             the output layer shares the embedding's matrix
     flash            the attention keeps no scores (Dao and others 2022, arXiv 2205.14135)
     dropout          its masks are kept, a byte for each number that it covers
-    Raises           CourseError for a number below 1 or out of all measure, or kv_heads that don't divide the heads
+    Raises           CourseError for a number below 1 or absurdly large, or kv_heads that don't divide the heads
     """
 
     layers: int
@@ -50,13 +49,10 @@ class Transformer:
         for name in ("layers", "hidden", "heads", "vocabulary", "sequence_length", "ffn", "kv_heads"):
             most, given = MOST_LAYERS if name == "layers" else MOST, getattr(self, name)
             if not isinstance(given, int) or not 1 <= given <= most:
-                raise CourseError(
-                    f"a transformer's {name} is a whole number from 1 to {most:,}, not {str(given)[:20]}."
-                )
+                found = str(given)[:20]
+                raise CourseError(f"Transformer.{name} must be a whole number from 1 to {most:,}, not {found}.")
         if self.heads % self.kv_heads:
-            raise CourseError(
-                f"{self.kv_heads} heads of keys and values can't serve {self.heads} heads: they must divide them."
-            )
+            raise CourseError(f"{self.kv_heads} heads of keys and values do not divide {self.heads} heads.")
 
     @property
     def parameters(self) -> int:
@@ -64,27 +60,15 @@ class Transformer:
 
     def chain(self, slots: int = 2) -> Chain:
         """The blocks of one example: embedding, l times attention and feed-forward layer, output layer."""
-        s, h, vocabulary = self.sequence_length, self.hidden, self.vocabulary
-        table = vocabulary * h
+        tokens, table = self.sequence_length, self.vocabulary * self.hidden
         embedding = Block("embedding", parameters=table, split_parameters=table)
         # The last stage of a pipeline holds the output's matrix even when it is tied to the embedding's.
-        head = Block(
-            "output",
-            0 if self.tied else table,
-            0 if self.tied else table,
-            flops=2 * s * table,
-            inputs=s * h,
-            kept=s * h,
-            logits=s * vocabulary,
-        )
-        return Chain(
-            "transformer",
-            (embedding, *[self._layer()] * self.layers, head),
-            slots,
-            self.layers,
-            table if self.tied else 0,
-            self.heads,
-        )
+        tied, own = (table, 0) if self.tied else (0, table)
+        numbers = tokens * self.hidden
+        sizes = {"flops": 2 * tokens * table, "inputs": numbers, "kept": numbers, "logits": tokens * self.vocabulary}
+        head = Block("output", own, own, **sizes)
+        blocks = (embedding, *[self._layer()] * self.layers, head)
+        return Chain("transformer", blocks, slots, self.layers, tied, self.heads)
 
     def _layer(self) -> Block:
         s, h, ffn, keys = self.sequence_length, self.hidden, self.ffn, self.kv_heads / self.heads
@@ -99,7 +83,7 @@ class Transformer:
             score_flops=4 * s * s * h,
             # Both norms' inputs, and what enters the attention and the feed-forward layer.
             kept=4 * s * h,
-            # Queries, keys and values, what enters the attention's last product; the feed-forward layer's inner numbers.
+            # Queries, keys and values, what enters the attention's last product; the feed-forward layer's inside.
             kept_split=s * h * (2 + 2 * keys) + s * ffn * (4 if self.gated else 2),
             # The softmax's result, its dropout's mask (a byte, half a number) and the result of that.
             kept_scores=0 if self.flash else scores * (2.5 if self.dropout else 1),

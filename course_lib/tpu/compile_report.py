@@ -1,20 +1,30 @@
-"""What compiling told, per device; prints as a table and shows as one. Standard library only."""
+"""The compiler's answer to a train step, per device: a table as text and as HTML. Standard library only."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 
+from course_lib.table import Table
 from course_lib.tpu.chips import GIB
 from course_lib.tpu.compile_request import Request
 
+ROWS = {
+    "parameters": "parameters",
+    "optimizer": "optimizer state",
+    "others": "other variables",
+    "batch": "batch",
+    "padding": "padding of these to tiles",
+    "outputs": "outputs",
+    "temporaries": "activations and temporaries",
+    "program": "program",
+}
+
 
 @dataclass(frozen=True)
-class Memory:
-    """Bytes of one device, as the compiler's memory analysis has them; `total` is arguments, outputs, temporaries and program.
+class CompiledMemory:
+    """Bytes of one device, from the compiler's memory analysis; `total` is arguments, outputs, temporaries and program.
 
-    Buffers that are never alive at once can share memory, so the total can be
-    more than the chip has: `peak` is what is alive at the fullest moment. It
-    also counts what lies in the chip's own small memory.
+    Buffers that are never alive at once can share memory, so the total can be more than the chip has:
+    `peak` is what is alive at the fullest moment. It also counts what lies in the chip's own small memory.
 
     parameters, optimizer, others, batch  counted from the layout: trained variables, the optimizer's,
                  the model's other variables, and this device's rows
@@ -40,21 +50,9 @@ class Memory:
         return sum(getattr(self, name) for name in ROWS)
 
 
-ROWS = {
-    "parameters": "parameters",
-    "optimizer": "optimizer state",
-    "others": "other variables",
-    "batch": "batch",
-    "padding": "padding of these to tiles",
-    "outputs": "outputs",
-    "temporaries": "activations and temporaries",
-    "program": "program",
-}
-
-
 @dataclass(frozen=True)
 class Shortage:
-    """The compiler's refusal: needed and available bytes of one device's memory, and its own words.
+    """Why the compiler refuses a step: needed and available bytes of one device's memory, and its own words.
 
     needed  bytes; None when it does not say
     of      what needs them: "temporaries", or "the whole program"
@@ -93,17 +91,16 @@ class Collective:
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
+class CompileReport:
     """One compiled train step; everything is per device and per step.
 
     parameter_count  of the whole model
     state_bytes      parameters and optimizer state of one device, counted from the layout
     memory           None when it does not fit, and then `shortage` says why
     flops            arithmetic, as XLA's cost analysis counts it, with every turn of the loops
-    accessed_bytes   XLA's count, which takes each loop's body once and on-chip memory too
     hbm_bytes        counted from the program: between HBM and the chip, with every turn of the loops
     collectives      the largest sender first
-    unknown_loops    loops whose turns the program does not tell, counted as one turn
+    unknown_loops    loops whose number of turns the program does not show, counted as one turn
     compiler         "libtpu 0.0.42.1"
     compile_seconds  of lowering and compiling
     stored           True for a result that was stored on another machine
@@ -112,10 +109,9 @@ class Report:
     request: Request
     parameter_count: int
     state_bytes: int
-    memory: Memory | None
+    memory: CompiledMemory | None
     shortage: Shortage | None
     flops: float = 0
-    accessed_bytes: float = 0
     hbm_bytes: int = 0
     collectives: tuple[Collective, ...] = ()
     unknown_loops: int = 0
@@ -153,91 +149,72 @@ class Report:
         return {**asdict(self), **derived, "total_bytes": self.memory.total if self.memory else None}
 
     @classmethod
-    def of(cls, fields: dict) -> "Report":
-        """A report from `as_dict`, also by way of JSON."""
+    def of(cls, fields: dict) -> "CompileReport":
+        """A report from `as_dict`, also after a round trip through JSON."""
         own = {name: fields[name] for name in cls.__dataclass_fields__ if name in fields}
         own["request"] = Request(**own["request"])
-        own["memory"] = own["memory"] and Memory(**own["memory"])
+        own["memory"] = own["memory"] and CompiledMemory(**own["memory"])
         own["shortage"] = own["shortage"] and Shortage(**own["shortage"])
-        own["collectives"] = tuple(Collective(**row) for row in own.get("collectives", ()))
+        own["collectives"] = tuple(Collective(**row) for row in own["collectives"])
         return cls(**own)
 
     @property
     def title(self) -> str:
         part = self.request.slice
-        where = f"{part}, {part.chips:,} chip{'s' * (part.chips > 1)}, {self.request.layout_words}"
-        origin = f"{'stored result, ' * self.stored}compiled by {self.compiler}"
-        return f"{self.request.words}; {self.parameter_count:,} parameters\n{where}; {origin}"
+        chips = "1 chip" if part.chips == 1 else f"{part.chips:,} chips"
+        origin = f"{'stored result, ' if self.stored else ''}compiled by {self.compiler}"
+        return (
+            f"{self.request.words}; {self.parameter_count:,} parameters\n"
+            f"{part}, {chips}, {self.request.layout_words}; {origin}"
+        )
 
     @property
     def verdict(self) -> str:
-        part = self.request.slice
-        room = f"{part.device_memory_bytes / GIB:.0f} GiB of {self.unit}"
+        room = f"{self.request.slice.device_memory_bytes / GIB:.0f} GiB of {self._unit}"
         if self.fits:
             return f"Fits: at the fullest moment {self.memory.peak / GIB:.2f} GiB of the {room}."
-        return f"Does not fit the {room}: {self.shortage}. Parameters and optimizer state alone take {self.state_bytes / GIB:.2f} GiB."
+        state = f"Parameters and optimizer state alone take {self.state_bytes / GIB:.2f} GiB."
+        return f"Does not fit the {room}: {self.shortage}. {state}"
 
     @property
-    def unit(self) -> str:
+    def _unit(self) -> str:
         devices = self.request.slice.chip.devices
         return "a chip" if devices == 1 else f"a device, 1/{devices} of a chip"
 
-    def _tables(self) -> list[tuple[str, Sequence[str], list[Sequence[str]]]]:
-        """Caption, header and rows of each table."""
+    def _tables(self) -> list[Table]:
         if not self.fits:
             return []
         amounts = [(words, getattr(self.memory, name)) for name, words in ROWS.items()]
         amounts += [("total", self.memory.total), ("alive at the fullest moment", self.memory.peak)]
         memory = [(words, f"{amount:,}", f"{amount / GIB:.3f}") for words, amount in amounts]
-        work = {
-            "compute": f"{self.flops:.4g} flops",
-            "memory": f"{self.hbm_bytes:,} B",
-            "interconnect": f"{self.sent_bytes:,} B",
-        }
-        seconds, shares = self.roofline_seconds, self.roofline_shares
-        roofline = [(part, work[part], f"{1e3 * seconds[part]:.3g}", f"{shares[part]:.0%}") for part in work]
         sent = [
-            (row.kind, row.axis, str(row.devices), f"{row.count:,}", f"{row.buffer_bytes:,}", f"{row.sent_bytes:,}")
+            (row.kind, row.axis, row.devices, f"{row.count:,}", f"{row.buffer_bytes:,}", f"{row.sent_bytes:,}")
             for row in self.collectives
         ]
+        work = (f"{self.flops:.4g} flops", f"{self.hbm_bytes:,} B", f"{self.sent_bytes:,} B")
+        least, shares = self.roofline_seconds, self.roofline_shares
+        roofline = [(part, did, f"{1e3 * least[part]:.3g}", f"{shares[part]:.0%}") for part, did in zip(least, work)]
+        collectives = "Collectives in a step" if sent else "Collectives in a step: none"
         return [
-            (f"Memory of {self.unit}", ("", "bytes", "GiB"), memory),
-            ("Collectives in a step", ("kind", "mesh axis", "devices", "count", "buffer bytes", "sent bytes"), sent),
-            (f"Roofline, peaks from {self.request.slice.chip.source}", ("", "work", "least ms", "share"), roofline),
+            Table(("", "bytes", "GiB"), memory, f"Memory of {self._unit}"),
+            Table(("kind", "mesh axis", "devices", "count", "buffer bytes", "sent bytes"), sent, collectives, (0, 1)),
+            Table(
+                ("", "work", "least ms", "share"), roofline, f"Roofline, peaks from {self.request.slice.chip.source}"
+            ),
         ]
 
     @property
-    def notes(self) -> list[str]:
-        unknown = f"{self.unknown_loops} loop(s) do not tell their turns and are counted once."
-        return [unknown] * (self.unknown_loops > 0)
+    def _notes(self) -> list[str]:
+        if not self.unknown_loops:
+            return []
+        return [f"{self.unknown_loops} loop(s) do not show their number of turns and are counted once."]
 
     def __repr__(self) -> str:
-        lines = [self.title, self.verdict]
-        for caption, header, rows in self._tables():
-            lines += ["", caption, *(_aligned([header, *rows]) if rows else ["none"])]
-        return "\n".join([*lines, *self.notes])
+        tables = [line for table in self._tables() for line in ("", repr(table))]
+        return "\n".join([self.title, self.verdict, *tables, *self._notes])
 
     def _repr_html_(self) -> str:
-        """IPython's hook; the text above is its twin."""
-        parts = [f"<p>{'<br>'.join(map(escape, self.title.splitlines()))}</p><p><b>{escape(self.verdict)}</b></p>"]
-        for caption, header, rows in self._tables():
-            cells = [_html_row(header, "th"), *(_html_row(row, "td") for row in rows or [("none",)])]
-            parts.append(f'<table><caption style="text-align:left">{escape(caption)}</caption>{"".join(cells)}</table>')
-        return "".join([*parts, *(f"<p>{escape(note)}</p>" for note in self.notes)])
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Words to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    numbers = [all(row[n][:1].isdigit() for row in rows[1:]) for n in range(len(widths))]
-    return [
-        "  "
-        + "  ".join(
-            cell.rjust(width) if right else cell.ljust(width) for cell, width, right in zip(row, widths, numbers)
-        ).rstrip()
-        for row in rows
-    ]
-
-
-def _html_row(row: Sequence[str], tag: str) -> str:
-    return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row) + "</tr>"
+        title = "<br>".join(map(escape, self.title.splitlines()))
+        tables = "".join(table._repr_html_() for table in self._tables())
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self._notes)
+        return f"<p>{title}</p><p><b>{escape(self.verdict)}</b></p>{tables}{notes}"

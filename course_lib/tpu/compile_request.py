@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 from course_lib.errors import CourseError
 from course_lib.tpu.chips import Slice, find_slice
 
 LAYOUTS = ("data", "fsdp")
 BATCH_AXIS = "data"
-# The models of models.py, with the sizes that they have here unless told otherwise.
+# The models of models.py, with the sizes that they have here by default.
 MODELS = {
     "mlp": {"input_shape": [8, 8, 1], "classes": 10, "width": 128},
     "cnn": {"input_shape": [32, 32, 3], "classes": 10, "filters": [32, 64], "width": 64, "batch_norm": None},
@@ -19,18 +19,11 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Request:
-    """One train step for one slice.
+    """The arguments of compile_client.compile_step, which explains them, without Python objects.
 
-    model         {"name": one of MODELS}, {"program": fields of cluster.program.Program}
-                  or {"json": keras.Model.to_json()}, and "arguments" of the first two
-    batch         rows of the global batch
-    mesh          axis name to devices; the batch is split over the axis "data"
-    layout        "data" or "fsdp", see placing.place
-    shards        patterns of variable paths to the mesh axis of each dimension
-    precision     Keras' dtype policy
+    model  {"name": one of MODELS}, {"program": fields of a worker_program.Program}
+           or {"json": keras.Model.to_json()}, and "arguments" of the first two
     optimizer, loss  names, or as Keras serializes them
-    remat         compute a block's inner results anew in the backward pass
-    accumulation  micro-batches that share one update
     """
 
     model: dict
@@ -59,17 +52,20 @@ class Request:
         optimizer = self.optimizer if isinstance(self.optimizer, str) else self.optimizer["class_name"]
         parts = [self.model_name, *(f"{k}={_plain(v)}" for k, v in self.model.get("arguments", {}).items())]
         options = [optimizer, self.precision, f"batch {self.batch:,}"]
-        options += ["remat"] * self.remat + [f"accumulation over {self.accumulation}"] * (self.accumulation > 1)
+        if self.remat:
+            options.append("remat")
+        if self.accumulation > 1:
+            options.append(f"accumulation over {self.accumulation}")
         return f"{' '.join(parts)}; {', '.join(options)}"
 
     @property
-    def layout_words(self) -> str:
-        mesh = " x ".join(f"{axis}={size}" for axis, size in self.mesh.items())
-        shards = "; ".join(f"{key} over {','.join(axis or '' for axis in axes)}" for key, axes in self.shards.items())
-        return f"mesh {mesh}, layout {self.layout}" + (f", {shards}" if shards else "")
+    def mesh_words(self) -> str:
+        return " x ".join(f"{axis}={size}" for axis, size in self.mesh.items())
 
-    def as_dict(self) -> dict:
-        return asdict(self)
+    @property
+    def layout_words(self) -> str:
+        shards = "; ".join(f"{key} over {','.join(axis or '' for axis in axes)}" for key, axes in self.shards.items())
+        return f"mesh {self.mesh_words}, layout {self.layout}" + (f", {shards}" if shards else "")
 
 
 def checked(request: Request) -> Request:
@@ -81,27 +77,27 @@ def checked(request: Request) -> Request:
     part = request.slice
     request = replace(request, mesh=dict(request.mesh) or {BATCH_AXIS: part.devices})
     if request.layout not in LAYOUTS:
-        raise CourseError(f"a layout is {' or '.join(map(repr, LAYOUTS))}, not {request.layout!r}.")
+        raise CourseError(f"layout must be {' or '.join(map(repr, LAYOUTS))}, not {request.layout!r}.")
     if "float16" in request.precision.replace("bfloat16", ""):
         raise CourseError(
             f"TPUs compute in bfloat16, not float16: take 'mixed_bfloat16' instead of {request.precision!r}."
         )
-    if any(size < 1 for size in request.mesh.values()) or math.prod(request.mesh.values()) != part.devices:
-        sizes = " x ".join(f"{axis}={size}" for axis, size in request.mesh.items())
+    devices = math.prod(request.mesh.values())
+    if min(request.mesh.values()) < 1 or devices != part.devices:
         raise CourseError(
-            f"the mesh {sizes} has {math.prod(request.mesh.values())} devices and {part} has {part.devices}: their product must be {part.devices}."
+            f"the mesh {request.mesh_words} has {devices} devices and {part} has {part.devices}: "
+            f"their product must be {part.devices}."
         )
-    parts = {"the data axis": request.mesh.get(BATCH_AXIS, 1), "accumulation": request.accumulation}
-    if min(request.batch, request.accumulation) < 1 or request.batch % math.prod(parts.values()):
+    data, steps = request.mesh.get(BATCH_AXIS, 1), request.accumulation
+    if min(request.batch, steps) < 1 or request.batch % (data * steps):
         raise CourseError(
-            f"a global batch of {request.batch:,} rows does not divide into {parts['the data axis']} devices on the data axis "
-            f"x {parts['accumulation']} micro-batches; take a multiple of {math.prod(parts.values())}."
+            f"a global batch of {request.batch:,} rows does not divide into {data} devices on the data axis "
+            f"x {steps} micro-batches; take a multiple of {data * steps}."
         )
     unknown = {axis for axes in request.shards.values() for axis in axes if axis} - request.mesh.keys()
     if unknown:
-        raise CourseError(
-            f"the shards name the mesh axis {sorted(unknown)[0]!r}, and the mesh has {', '.join(request.mesh)}."
-        )
+        known = ", ".join(request.mesh)
+        raise CourseError(f"the shards name the mesh axis {sorted(unknown)[0]!r}, and the mesh has {known}.")
     return request
 
 
@@ -112,7 +108,8 @@ def named_model(name: str, arguments: Mapping[str, object]) -> dict:
     """
     if name not in MODELS:
         raise CourseError(
-            f'a model is {", ".join(MODELS)}, or a function as "module:function" or "file.py:function", not {name!r}.'
+            f'the model must be {", ".join(MODELS)}, or a function as "module:function" or "file.py:function", '
+            f"not {name!r}."
         )
     unknown = arguments.keys() - MODELS[name].keys()
     if unknown:

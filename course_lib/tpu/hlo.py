@@ -1,13 +1,12 @@
-"""Reads the text of a compiled XLA program: its instructions, and how often each of them runs. Standard library only.
+"""Reads the text of a compiled XLA program (HLO): its instructions, and how often each runs. Standard library only.
 
-Written against what libtpu 0.0.21 and 0.0.42 print; tests/test_tpu.py keeps real snippets.
+Written for what libtpu 0.0.21 and 0.0.42 print; tests/test_tpu.py keeps real snippets.
 """
 
 import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "f16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128, "token": 0}
@@ -31,7 +30,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line: %name = shapes opcode(operands), attributes; a tuple's shapes stand in one row."""
+    """One line: %name = shapes opcode(operands), attributes. `shapes` has one item, or a tuple's items."""
 
     name: str
     opcode: str
@@ -51,20 +50,21 @@ class Instruction:
         """The computations that it runs, by role; what a reduction applies to each pair of numbers is left out."""
         if self.opcode == "conditional":
             return dict(enumerate(re.findall(r"%([\w.\-]+)", self.attribute("branch_computations") or "")))
-        return {
-            role: name for role, name in CALLED.findall(self.attributes) if role != "to_apply" or self.opcode == "call"
-        }
+        called = dict(CALLED.findall(self.attributes))
+        if self.opcode != "call":
+            called.pop("to_apply", None)
+        return called
 
 
 @dataclass(frozen=True)
-class Program:
+class HloProgram:
     """The computations of a compiled program by name, each with its instructions by name."""
 
     computations: dict[str, dict[str, Instruction]]
     entry: str
 
     def executions(self) -> Counter[str]:
-        """How often each computation runs in one call of the program; a loop counts its body's turns."""
+        """How often each computation runs in one call of the program: a loop's body once for each turn."""
         runs: Counter[str] = Counter()
 
         def enter(name: str, times: int) -> None:
@@ -78,12 +78,9 @@ class Program:
         return runs
 
     def unknown_loops(self) -> int:
-        """Loops whose turns the text does not tell; they are counted as one turn."""
-        return sum(
-            i.opcode == "while" and self.turns(i, name) is None
-            for name in self.executions()
-            for i in self.computations[name].values()
-        )
+        """Loops whose number of turns the text does not show; they are counted as one turn."""
+        each = ((one, name) for name in self.executions() for one in self.computations[name].values())
+        return sum(one.opcode == "while" and self.turns(one, name) is None for one, name in each)
 
     def turns(self, loop: Instruction, computation: str) -> int | None:
         """A loop's number of turns: as the compiler notes it, or from a condition `counter < constant`."""
@@ -103,13 +100,13 @@ class Program:
 
     @staticmethod
     def _source(computation: dict[str, Instruction], name: str) -> Instruction:
-        """What an instruction's value comes from, seen through copies."""
+        """The instruction that a value comes from, copies left out."""
         while computation[name].opcode in ("copy", "bitcast", "copy-done", "copy-start"):
             name = computation[name].operands[0]
         return computation[name]
 
 
-def parse(text: str) -> Program:
+def parse(text: str) -> HloProgram:
     """The program that `compiled.as_text()` prints."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry = ""
@@ -121,7 +118,7 @@ def parse(text: str) -> Program:
         elif re.match(r"\s+(ROOT )?%?[\w.\-]+ = ", line):
             instruction = _instruction(line)
             current[instruction.name] = instruction
-    return Program(computations, entry)
+    return HloProgram(computations, entry)
 
 
 def _instruction(line: str) -> Instruction:
@@ -131,7 +128,7 @@ def _instruction(line: str) -> Instruction:
     inside, attributes = _balanced("(" + rest)
     root, _, name = head.strip().rpartition(" ")
     operands = tuple(re.findall(r"%([\w.\-]+)", inside))
-    return Instruction(name.lstrip("%"), opcode, tuple(_shapes(shapes)), operands, inside[1:-1], attributes, bool(root))
+    return Instruction(name.lstrip("%"), opcode, _shapes(shapes), operands, inside[1:-1], attributes, bool(root))
 
 
 def _balanced(text: str) -> tuple[str, str]:
@@ -146,10 +143,7 @@ def _balanced(text: str) -> tuple[str, str]:
 
 @functools.lru_cache(10_000)
 def _shapes(text: str) -> tuple[Shape, ...]:
-    return tuple(_each_shape(text))
-
-
-def _each_shape(text: str) -> Iterator[Shape]:
-    for kind, lengths, layout in SHAPE.findall(text):
-        in_hbm = not re.search(r"S\([1-9]", layout)  # S(1) and above are on the chip
-        yield Shape(kind, tuple(int(length.lstrip("<=")) for length in lengths.split(",") if length), in_hbm)
+    return tuple(
+        Shape(kind, tuple(map(int, re.findall(r"\d+", lengths))), not re.search(r"S\([1-9]", layout))  # S(1): on-chip
+        for kind, lengths, layout in SHAPE.findall(text)
+    )

@@ -1,8 +1,7 @@
 """Arithmetic and memory traffic of a compiled program, with every turn of its loops. Needs NumPy.
 
-XLA's own cost analysis counts a loop's body once, and so a scanned
-transformer's first layer alone. What the other turns add is counted here from
-the program's text.
+XLA's own cost analysis counts a loop's body once, and so only the first layer of a scanned transformer.
+What the other turns add is counted here from the program's text.
 """
 
 import math
@@ -11,128 +10,103 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from course_lib.tpu.hlo import Instruction, Program, Shape
+from course_lib.tpu.hlo import HloProgram, Instruction, Shape
 
-FREE = {
-    "parameter",
-    "constant",
-    "tuple",
-    "get-tuple-element",
-    "bitcast",
-    "while",
-    "conditional",
-    "call",
-    "after-all",
-    "partition-id",
-}
+NO_TRAFFIC = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"}
+NO_TRAFFIC |= {"while", "conditional", "call"}  # what they call has its own
 SLICES = {"dynamic-slice", "slice", "gather"}
 
 
-def repeated_flops(program: Program) -> int:
+def repeated_flops(program: HloProgram) -> int:
     """Matrix products of every turn of every loop but the first, which XLA's cost analysis has counted."""
-    return sum(
-        (times - 1) * sum(_product_flops(i, program.computations[name]) for i in program.computations[name].values())
-        for name, times in program.executions().items()
-    )
-
-
-def hbm_bytes(program: Program) -> int:
-    """Bytes read from and written to HBM; what stays in the chip's own memories costs nothing here."""
-    inside = {
-        i.calls["calls"]
-        for c in program.computations.values()
-        for i in c.values()
-        if i.opcode == "fusion" and "calls" in i.calls
-    }
     total = 0
     for name, times in program.executions().items():
-        if name not in inside:
+        computation = program.computations[name]
+        total += (times - 1) * sum(_product_flops(one, computation) for one in computation.values())
+    return total
+
+
+def hbm_bytes(program: HloProgram) -> int:
+    """Bytes read from and written to HBM; what stays in the chip's own memories costs nothing here."""
+    instructions = (one for computation in program.computations.values() for one in computation.values())
+    fused = {one.calls.get("calls") for one in instructions if one.opcode == "fusion"}
+    total = 0
+    for name, times in program.executions().items():
+        if name not in fused:
             computation = program.computations[name]
-            total += times * sum(_traffic(i, computation, program) for i in computation.values())
+            total += times * sum(_traffic(one, computation, program) for one in computation.values())
     return total
 
 
 def _product_flops(instruction: Instruction, computation: Mapping[str, Instruction]) -> int:
-    """2 flops for each multiplication whose factors are both there, as XLA counts; 0 for what is no matrix product."""
-    if instruction.opcode == "dot":
-        (left, *_) = (computation[name].shapes[0] for name in instruction.operands)
-        contracted = [
-            left.lengths[int(n)] for n in re.findall(r"\d+", instruction.attribute("lhs_contracting_dims") or "")
-        ]
-        return 2 * math.prod(instruction.shapes[0].lengths) * math.prod(contracted)
-    if instruction.opcode != "convolution":
+    """2 flops for each multiplication of two numbers, none of them padding, as XLA counts; 0 for other instructions."""
+    if instruction.opcode not in ("dot", "convolution"):
         return 0
-    left, kernel = (computation[name].shapes[0].lengths for name in instruction.operands)
+    left, right = (computation[name].shapes[0].lengths for name in instruction.operands)
+    out = instruction.shapes[0].lengths
+    if instruction.opcode == "dot":
+        contracted = re.findall(r"\d+", instruction.attribute("lhs_contracting_dims") or "")
+        return 2 * math.prod(out) * math.prod(left[int(n)] for n in contracted)
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
-    lengths = [
-        dict(zip(names, sizes)) for names, sizes in zip(labels.groups(), (left, kernel, instruction.shapes[0].lengths))
-    ]
-    pairs = [
-        _overlaps(lengths[0][d], lengths[1][d], lengths[2][d], _window(instruction, int(d)))
-        for d in labels[2]
-        if d.isdigit()
-    ]
-    return 2 * lengths[2]["b"] * lengths[2]["f"] * lengths[1]["i"] * math.prod(pairs)
+    left, right, out = (dict(zip(names, lengths)) for names, lengths in zip(labels.groups(), (left, right, out)))
+    window = _window(instruction)
+    pairs = (_overlaps(left[d], right[d], out[d], window, int(d)) for d in out if d.isdigit())
+    return 2 * out["b"] * out["f"] * right["i"] * math.prod(pairs)
 
 
-def _window(instruction: Instruction, dimension: int) -> dict[str, int]:
-    """Stride, padding and dilations along one dimension, as in window={size=3x3 pad=1_1x1_1}."""
+def _window(instruction: Instruction) -> dict[str, list[str]]:
+    """What stands in window={size=3x3 pad=1_1x1_1}, by name, dimension by dimension."""
     text = re.search(r"window=\{([^}]*)\}", instruction.attributes)
-    given = dict(re.findall(r"(\w+)=(\S+)", text[1])) if text else {}
-    at = lambda name: given[name].split("x")[dimension] if name in given else None  # noqa: E731
-    low = int((at("pad") or "0_0").split("_")[0])
-    return {
-        "stride": int(at("stride") or 1),
-        "low": low,
-        "left": int(at("lhs_dilate") or 1),
-        "right": int(at("rhs_dilate") or 1),
-    }
+    return {name: value.split("x") for name, value in re.findall(r"(\w+)=(\S+)", text[1] if text else "")}
 
 
-def _overlaps(left: int, kernel: int, out: int, window: Mapping[str, int]) -> int:
+def _overlaps(left: int, kernel: int, out: int, window: Mapping[str, list[str]], dimension: int) -> int:
     """Pairs of an output and a kernel position that meet an input, not padding and not a dilation's gap."""
-    place = np.arange(out)[:, None] * window["stride"] + np.arange(kernel) * window["right"] - window["low"]
-    inside = (place >= 0) & (place <= (left - 1) * window["left"])
-    return int((inside & (place % window["left"] == 0)).sum())
+
+    def given(name: str) -> int:
+        return int(window[name][dimension]) if name in window else 1
+
+    low = int(window["pad"][dimension].split("_")[0]) if "pad" in window else 0
+    place = np.arange(out)[:, None] * given("stride") + np.arange(kernel) * given("rhs_dilate") - low
+    inside = (place >= 0) & (place <= (left - 1) * given("lhs_dilate"))
+    return int((inside & (place % given("lhs_dilate") == 0)).sum())
 
 
-def _traffic(instruction: Instruction, computation: Mapping[str, Instruction], program: Program) -> int:
-    if instruction.opcode in FREE or instruction.opcode.endswith(("-done", "-update")):
+def _traffic(instruction: Instruction, computation: Mapping[str, Instruction], program: HloProgram) -> int:
+    opcode, shapes = instruction.opcode, instruction.shapes
+    if opcode in NO_TRAFFIC or opcode.endswith(("-done", "-update")):
         return 0
     operands = [computation[name].shapes for name in instruction.operands if name in computation]
-    if instruction.opcode in (
-        "copy-start",
-        "slice-start",
-    ):  # shapes of destination, source and semaphore, in either order
-        moved = min((shape.bytes for shape in instruction.shapes[:2]), default=0)
-        return moved * sum(shape.in_hbm for shape in instruction.shapes[:2])
-    if instruction.opcode == "fusion" and "calls" in instruction.calls:
+    if opcode in ("copy-start", "slice-start"):  # shapes of destination, source and semaphore, in either order
+        moved = min((shape.bytes for shape in shapes[:2]), default=0)
+        return moved * sum(shape.in_hbm for shape in shapes[:2])
+    if opcode == "fusion" and "calls" in instruction.calls:
         return _fusion_traffic(instruction, operands, program.computations[instruction.calls["calls"]])
-    if instruction.opcode in SLICES:
-        return 2 * _in_hbm(instruction.shapes)
-    if instruction.opcode == "dynamic-update-slice":
+    if opcode in SLICES:
+        return 2 * _in_hbm(shapes)
+    if opcode == "dynamic-update-slice":
         return 2 * _in_hbm(operands[1])
-    return _in_hbm(instruction.shapes) + sum(map(_in_hbm, operands))
+    return _in_hbm(shapes) + sum(map(_in_hbm, operands))
 
 
 def _fusion_traffic(fusion: Instruction, operands: list[tuple[Shape, ...]], body: Mapping[str, Instruction]) -> int:
     """A fusion reads only the slices that it takes, and writes only those that it updates in place."""
-    parameters = {int(i.inside): i.name for i in body.values() if i.opcode == "parameter"}
-    read = sum(
-        _read(parameters[number], shapes, body) for number, shapes in enumerate(operands) if number in parameters
-    )
-    (root,) = (i for i in body.values() if i.root)
+    parameters = {int(one.inside): one.name for one in body.values() if one.opcode == "parameter"}
+    given = enumerate(operands)
+    read = sum(_read(parameters[number], shapes, body) for number, shapes in given if number in parameters)
+    (root,) = (one for one in body.values() if one.root)
     results = [body[name] for name in root.operands] if root.opcode == "tuple" else [root]
-    written = sum(_written(result, shape, body) for result, shape in zip(results, fusion.shapes))
-    return read + written
+    return read + sum(_written(result, shape, body) for result, shape in zip(results, fusion.shapes))
 
 
 def _read(parameter: str, shapes: tuple[Shape, ...], body: Mapping[str, Instruction]) -> int:
-    users = [i for i in body.values() if parameter in i.operands]
-    if users and all(i.opcode in SLICES and i.operands[0] == parameter for i in users) and shapes[0].in_hbm:
-        return sum(shape.bytes for i in users for shape in i.shapes)
-    updated = users and all(i.opcode == "dynamic-update-slice" and i.operands[0] == parameter for i in users)
-    return 0 if updated else _in_hbm(shapes)
+    users = [one for one in body.values() if parameter in one.operands]
+    first = {one.opcode for one in users} if all(one.operands[0] == parameter for one in users) else set()
+    if first == {"dynamic-update-slice"}:
+        return 0
+    if first and first <= SLICES and shapes[0].in_hbm:
+        return sum(shape.bytes for one in users for shape in one.shapes)
+    return _in_hbm(shapes)
 
 
 def _written(result: Instruction, shape: Shape, body: Mapping[str, Instruction]) -> int:

@@ -1,8 +1,7 @@
 """A block of layers applied many times, compiled once. Needs Keras on JAX.
 
-An 80-layer transformer compiled layer by layer takes an hour; as one scanned
-block it takes as long as one layer. Its weights are those of all the blocks,
-stacked along a new first dimension.
+An 80-layer transformer takes an hour to compile layer by layer; as one scanned block it takes as long as
+one layer. Its weights are those of all the blocks, stacked along a new first dimension.
 """
 
 import functools
@@ -13,12 +12,12 @@ import keras
 
 
 class Repeated(keras.layers.Layer):
-    """`times` blocks, one after the other, each with weights of its own.
+    """`times` blocks, one after the other, each with its own weights.
 
     make_block  a function of the block's number that returns a keras.Model,
-                (b, ...) -> the same shape; all blocks alike, but for their first weights
+                (b, ...) -> the same shape; all blocks alike, but for their initial weights
     times       how many
-    remat       keep only each block's input for the backward pass, and compute the rest anew
+    remat       keep only each block's input for the backward pass, and compute the rest again
     """
 
     def __init__(self, make_block: Callable[[int], keras.Model], times: int, *, remat: bool = False, **settings):

@@ -1,6 +1,6 @@
 """The train step of a Keras model as one pure function: forward, backward, update. Needs Keras on JAX.
 
-`build` never allocates a variable, so that a model of any size can be compiled for.
+`build` never allocates a variable, so that a step of a model of any size can be compiled.
 """
 
 from collections.abc import Callable
@@ -23,11 +23,11 @@ class Training:
 
 
 def build(make_model: Callable[[], keras.Model], optimizer, loss, precision: str, remat: bool = False) -> Training:
-    """Make a model and its optimizer as shapes alone: every variable has a path, a shape and a dtype, and no value.
+    """Make a model and its optimizer without values: every variable has a path, a shape and a dtype.
 
     optimizer, loss  names, or what keras.optimizers.serialize and keras.losses.serialize give
     precision        a dtype policy such as "mixed_bfloat16"
-    remat            compute each layer's inner results anew in the backward pass
+    remat            compute each layer's inner results again in the backward pass
     Raises           CourseError for a name that Keras does not know
     """
     try:
@@ -38,7 +38,7 @@ def build(make_model: Callable[[], keras.Model], optimizer, loss, precision: str
     with keras.StatelessScope(initialize_variables=False), keras.RematScope(mode="full" if remat else None):
         model = make_model()
         if not isinstance(model, keras.Model) or not model.built:
-            raise CourseError(f"the model function returns a built keras.Model, not {model!r}: give it a keras.Input.")
+            raise CourseError(f"the model function must return a built keras.Model, not {model!r}: use a keras.Input.")
         optimizer.build(model.trainable_variables)
     return Training(model, optimizer, loss)
 
@@ -47,21 +47,17 @@ def _loss(loss) -> keras.losses.Loss:
     made = keras.losses.get(loss)
     if isinstance(made, keras.losses.Loss):
         return made
-    # A name gives Keras' function; the course's models return logits.
-    classes = {
-        "sparse_categorical_crossentropy": keras.losses.SparseCategoricalCrossentropy,
-        "mse": keras.losses.MeanSquaredError,
-    }
-    classes["mean_squared_error"] = keras.losses.MeanSquaredError
-    if loss not in classes:
-        raise ValueError(f"{loss!r} is no loss that this course names; pass a keras.losses object.")
-    return classes[loss](from_logits=True) if "crossentropy" in loss else classes[loss]()
+    # Keras makes a function of a name; the course's models return logits.
+    if loss == "sparse_categorical_crossentropy":
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if loss in ("mse", "mean_squared_error"):
+        return keras.losses.MeanSquaredError()
+    raise ValueError(f"the loss {loss!r} is not known here by its name; pass a keras.losses object.")
 
 
 def batch_shapes(training: Training, batch: int) -> tuple:
     """Shapes of one global batch: the model's inputs, and the labels that its loss compares."""
-    of_batch = lambda tensor, shape: jax.ShapeDtypeStruct((batch, *shape[1:]), tensor.dtype)  # noqa: E731
-    inputs = [of_batch(tensor, tensor.shape) for tensor in training.model.inputs]
+    inputs = [jax.ShapeDtypeStruct((batch, *tensor.shape[1:]), tensor.dtype) for tensor in training.model.inputs]
     (output,) = training.model.outputs
     if type(training.loss).__name__.startswith("Sparse"):
         labels = jax.ShapeDtypeStruct((batch, *output.shape[1:-1]), jnp.int32)
@@ -74,9 +70,8 @@ def train_step(training: Training, accumulation: int = 1) -> Callable:
     """The step as a function of its state.
 
     accumulation  micro-batches that share one update, of equal size
-    Returns       step(trainable, others, slots, x, y) -> (loss, trainable, others, slots):
-                  the values of the model's trainable and other variables and
-                  of the optimizer's, in Keras' order; x, y of the global batch
+    Returns       step(trainable, others, slots, x, y) -> (loss, trainable, others, slots): the values of the model's
+                  trainable and other variables and of the optimizer's, in Keras' order; x, y of the global batch
     """
     model, optimizer, loss = training.model, training.optimizer, training.loss
 

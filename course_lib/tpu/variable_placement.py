@@ -1,7 +1,7 @@
-"""Where each variable of a training lies on a mesh, and the bytes that one device then holds. Needs Keras on JAX.
+"""Where each variable lies on a mesh, and the bytes that one device then holds. Needs Keras on JAX.
 
-Rajbhandari and others (2020), "ZeRO", arXiv 1910.02054: its third stage is
-"fsdp" here, and the rule is that of sharding.state_sharding.
+Rajbhandari and others (2020), "ZeRO", arXiv 1910.02054: its third stage is "fsdp" here, and the rule is
+that of sharding.state_sharding.
 """
 
 import math
@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import jax
 import keras
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from course_lib.layout_maps import plan_layout
 from course_lib.tpu.compile_request import BATCH_AXIS
@@ -29,22 +30,29 @@ class Placement:
     others: tuple[Axes, ...]
     slots: tuple[Axes, ...]
 
+    def pairs(self, training: Training) -> tuple:
+        """Trainable variables, other variables, and the optimizer's, each with its axes."""
+        model = training.model
+        return (
+            (model.trainable_variables, self.trainable),
+            (model.non_trainable_variables, self.others),
+            (training.optimizer.variables, self.slots),
+        )
+
 
 def place(training: Training, mesh: Mapping[str, int], layout: str, shards: Mapping[str, Axes]) -> Placement:
-    """Lay a training out.
+    """Choose the mesh axes of every variable.
 
     mesh    axis name to devices
-    layout  "data": each device holds all that `shards` does not split; "fsdp":
-            parameters and optimizer state are also split over the data axis,
-            along the longest dimension that it divides
+    layout  "data": each device holds all that `shards` does not split; "fsdp": parameters and optimizer state are
+            also split over the data axis, along the longest dimension that it divides
     shards  patterns of variable paths, as in a keras.distribution.LayoutMap, to the
             mesh axis of each dimension (of one block, for a `Repeated` layer's)
-    Raises  CourseError as layouts.plan_layout does
+    Raises  CourseError as layout_maps.plan_layout does
     """
-    model = training.model
+    model, stacked = training.model, stacked_paths(training.model)
     axes = _mapped(model, mesh, shards) if shards else {v.path: (None,) * len(v.shape) for v in model.variables}
     if layout == "fsdp":
-        stacked = stacked_paths(model)
         for variable in model.trainable_variables:
             axes[variable.path] = _with_data(tuple(variable.shape), axes[variable.path], mesh, variable.path in stacked)
     return Placement(
@@ -54,24 +62,21 @@ def place(training: Training, mesh: Mapping[str, int], layout: str, shards: Mapp
     )
 
 
-def pin_rows(model: keras.Model, mesh: jax.sharding.Mesh) -> None:
+def pin_rows(model: keras.Model, mesh: Mesh) -> None:
     """Keep the rows of every layer's result on the devices that hold these rows of the batch.
 
-    Where weights are split over the data axis too, XLA otherwise splits some
-    products along the weights and gathers the rows; a small transformer's
-    activations then took ten times the memory. In Keras' own LayoutMap, keys that
-    end in "/output" do this.
+    Where weights are split over the data axis too, XLA otherwise splits some products along the weights
+    and gathers the rows; a small transformer's activations then took ten times the memory. In Keras' own
+    LayoutMap, keys that end in "/output" do this.
     """
     if BATCH_AXIS not in mesh.axis_names:
         return
 
     def pin(result):
-        if not hasattr(result, "shape") or not result.shape:
+        if not getattr(result, "shape", ()):
             return result
-        spec = jax.sharding.PartitionSpec(
-            BATCH_AXIS, *[jax.sharding.PartitionSpec.UNCONSTRAINED] * (len(result.shape) - 1)
-        )
-        return jax.lax.with_sharding_constraint(result, jax.sharding.NamedSharding(mesh, spec))
+        free = [PartitionSpec.UNCONSTRAINED] * (len(result.shape) - 1)
+        return jax.lax.with_sharding_constraint(result, NamedSharding(mesh, PartitionSpec(BATCH_AXIS, *free)))
 
     def pinned(call):
         return lambda *arguments, **named: jax.tree.map(pin, call(*arguments, **named))
@@ -88,15 +93,14 @@ def shard_bytes(variable, axes: Axes, mesh: Mapping[str, int]) -> int:
 
 
 def _mapped(model, mesh: Mapping[str, int], shards: Mapping[str, Axes]) -> dict[str, Axes]:
-    """The installed Keras' LayoutMap decides, on each variable as its block has it."""
+    """Axes by variable path, from the installed Keras' LayoutMap, which sees each variable as one block has it."""
     names = [f"tpu:{number}" for number in range(math.prod(mesh.values()))]
     layout_map = keras.distribution.LayoutMap(keras.distribution.DeviceMesh(tuple(mesh.values()), tuple(mesh), names))
     for key, axes in shards.items():
         layout_map[key] = tuple(axes)
     stacked = stacked_paths(model)
-    single = [
-        SimpleNamespace(path=v.path, shape=tuple(v.shape[v.path in stacked :]), dtype=v.dtype) for v in model.variables
-    ]
+    shapes = {v.path: tuple(v.shape[1:] if v.path in stacked else v.shape) for v in model.variables}
+    single = [SimpleNamespace(path=v.path, shape=shapes[v.path], dtype=v.dtype) for v in model.variables]
     coverage = plan_layout(SimpleNamespace(variables=single, layers=model.layers), layout_map)
     full = {v.path: (*v.axes, *[None] * (len(v.shape) - len(v.axes))) for v in coverage.variables}
     return {path: (None, *axes) if path in stacked else axes for path, axes in full.items()}
@@ -112,7 +116,7 @@ def _with_data(shape: tuple[int, ...], axes: Axes, mesh: Mapping[str, int], stac
 
 
 def _of_slot(slot, parameters, axes: Mapping[str, Axes]) -> Axes:
-    """A slot of its parameter's shape lies as its parameter; anything else, such as the step counter, is whole everywhere."""
+    """A slot of its parameter's shape lies as its parameter; others, such as the step counter, are whole everywhere."""
     name = slot.path.rpartition("/")[2]
     owners = [p for p in parameters if name.startswith(p.path.replace("/", "_") + "_") and p.shape == slot.shape]
     return axes[max(owners, key=lambda p: len(p.path)).path] if owners else (None,) * len(slot.shape)

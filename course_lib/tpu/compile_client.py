@@ -1,7 +1,7 @@
-"""Compile a Keras train step for TPUs that are not there; taught in notebooks/05. Standard library only.
+"""Compiles a Keras train step for TPUs that this machine does not have. Standard library only; taught in notebooks/05.
 
-libtpu holds the real TPU compiler, and runs on any Linux x86-64 machine. The
-compiling itself happens in a process of its own, see worker.py.
+libtpu holds the real TPU compiler, and runs on any Linux x86-64 machine. Another process
+does the compiling, see compile_worker.py.
 """
 
 import importlib.metadata
@@ -13,16 +13,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from course_lib.cluster.worker_program import Program
 from course_lib.errors import CourseError
-from course_lib.tpu.compile_report import Report
+from course_lib.tpu.compile_report import CompileReport
 from course_lib.tpu.compile_request import MODELS, Request, checked, named_model
 
 STORED = Path(__file__).with_name("stored.json")  # written by `course compile ... --store`
-# A fresh JAX on the CPU alone, which does not look for a TPU nor for the cloud's metadata, beside any other libtpu.
+# A fresh JAX on the CPU alone, which looks neither for a TPU nor for the cloud's metadata, beside any other libtpu.
 SETTINGS = {
     "KERAS_BACKEND": "jax",
     "JAX_PLATFORMS": "cpu",
@@ -39,7 +39,7 @@ START = (
 
 
 class NoCompiler(CourseError):
-    """This machine has no TPU compiler."""
+    """libtpu is not installed here."""
 
 
 class StepFailed(CourseError):
@@ -49,7 +49,7 @@ class StepFailed(CourseError):
     """
 
     def __init__(self, request: Request, traceback: str):
-        super().__init__(f"{request.model_name} cannot be compiled for {request.topology}: {_telling_line(traceback)}")
+        super().__init__(f"{request.model_name} cannot be compiled for {request.topology}: {_reason(traceback)}")
         self.traceback = traceback
 
 
@@ -68,45 +68,29 @@ def compile_step(
     accumulation: int = 1,
     arguments: Mapping[str, object] | None = None,
     show: Callable[[str], None] | None = None,
-) -> Report:
-    """Compile a train step for a TPU slice; nothing of the model is ever allocated.
+) -> CompileReport:
+    """Compile a train step for a TPU slice, without allocating any of the model's variables.
 
-    model      "cnn", "mlp" or "transformer" of models.py, with `arguments` for
-               their sizes; a function of these `arguments` that makes a built
-               keras.Model, as cluster.Job takes its program; or a keras.Model
+    model      "cnn", "mlp" or "transformer" of models.py, with `arguments` for their sizes; a function of these
+               `arguments` that makes a built keras.Model, as cluster.Job takes its program; or a keras.Model
     topology   such as "v5e:2x4"; see chips.names()
     batch      rows of the global batch
     mesh       axis name to devices; {"data": all of them} by default. The batch is split over "data"
     layout     "data", or "fsdp" to split parameters and optimizer state over the data axis too
     shards     patterns of variable paths to a mesh axis per dimension, as a LayoutMap has them
     optimizer, loss  a name, or Keras' object
-    remat      compute inner results anew in the backward pass: of each block of
+    remat      compute inner results again in the backward pass: of each block of
                `transformer`, elsewhere of each layer
     accumulation  micro-batches that share one update
-    show       gets a line at each stage
-    Returns    a Report; where libtpu is missing, the one that is stored for the same request
-    Raises     NoCompiler where libtpu is missing and nothing is stored; CourseError for
-               a mistake in the request
+    show       is called with a line at each stage
+    Returns    a CompileReport; where libtpu is missing, the one that is stored for the same request
+    Raises     NoCompiler where libtpu is missing and nothing is stored; CourseError for a mistake in the request
     """
-    request = Request(
-        _as_data(model, arguments or {}),
-        topology,
-        batch,
-        dict(mesh or {}),
-        layout,
-        {key: list(axes) for key, axes in (shards or {}).items()},
-        precision,
-        _serialized(optimizer, "optimizers"),
-        _serialized(loss, "losses"),
-        remat,
-        accumulation,
-    )
-    return compile_request(request, show)
-
-
-def compile_request(request: Request, show: Callable[[str], None] | None = None) -> Report:
-    """As `compile_step`, for a request that is made already."""
-    request, show = checked(request), show or (lambda words: None)
+    data, mesh = _as_data(model, arguments or {}), dict(mesh or {})
+    shards = {key: list(axes) for key, axes in (shards or {}).items()}
+    optimizer, loss = _serialized(optimizer, "optimizers"), _serialized(loss, "losses")
+    settings = (layout, shards, precision, optimizer, loss, remat, accumulation)
+    request, show = checked(Request(data, topology, batch, mesh, *settings)), show or (lambda words: None)
     try:
         require_compiler()
     except NoCompiler as missing:
@@ -115,7 +99,7 @@ def compile_request(request: Request, show: Callable[[str], None] | None = None)
             raise
         show(str(missing))
         return same[0]
-    return Report.of(_run(request, show))
+    return CompileReport.of(_run(request, show))
 
 
 def require_compiler() -> None:
@@ -129,17 +113,18 @@ def require_compiler() -> None:
         version = f"=={importlib.metadata.version('jax')}" if importlib.util.find_spec("jax") else ""
         why = f"libtpu, the TPU compiler, is not installed: pip install 'jax[tpu]{version}'"
     raise NoCompiler(
-        f"{why}. tpu.stored() has {len(stored())} results from another machine; devices.simulate(8, 'jax') runs such steps."
+        f"{why}. tpu.stored() has {len(stored())} results from another machine; "
+        "devices.simulate(8, 'jax') runs such steps."
     )
 
 
-def stored() -> list[Report]:
-    """Reports that were made elsewhere, for machines without the compiler."""
+def stored() -> list[CompileReport]:
+    """Reports from another machine, for machines without the compiler."""
     rows = json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else []
-    return [replace(Report.of(row), stored=True) for row in rows]
+    return [replace(CompileReport.of(row), stored=True) for row in rows]
 
 
-def store(report: Report) -> None:
+def store(report: CompileReport) -> None:
     """Keep a report for `stored`, in place of the one for the same request."""
     kept = [other for other in stored() if other.request != report.request]
     rows = [replace(each, stored=False).as_dict() for each in (*kept, report)]
@@ -147,13 +132,13 @@ def store(report: Report) -> None:
 
 
 def _run(request: Request, show: Callable[[str], None]) -> dict:
-    """The worker's report, as it answers; libtpu's log lines go to a file that nobody sees."""
+    """The worker's report as a dict; libtpu's log lines go to a temporary file."""
     show("starting Keras on JAX")
     command = ["env", *(f"{name}={value}" for name, value in SETTINGS.items()), sys.executable, "-c", START]
     with tempfile.TemporaryFile("w+") as log:
         worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
-            worker.stdin.write(f"{json.dumps(sys.path)}\n{json.dumps(request.as_dict())}\n")
+            worker.stdin.write(f"{json.dumps(sys.path)}\n{json.dumps(asdict(request))}\n")
             worker.stdin.close()
             for line in worker.stdout:
                 answer = json.loads(line)
@@ -166,7 +151,7 @@ def _run(request: Request, show: Callable[[str], None]) -> dict:
                 show(answer["progress"])
             code = worker.wait()
         finally:
-            worker.kill()  # it has answered, or the caller gave up
+            worker.kill()  # it has answered, or the caller was interrupted
             worker.wait()
             worker.stdout.close()
         log.seek(0)
@@ -174,8 +159,8 @@ def _run(request: Request, show: Callable[[str], None]) -> dict:
     raise StepFailed(request, "\n".join([*said, f"the compiler's process ended with {code}"]))
 
 
-def _telling_line(traceback: str) -> str:
-    """The exception's own words; Keras and JAX put others around them, some in colour."""
+def _reason(traceback: str) -> str:
+    """The exception's own line; Keras and JAX print others around it, some in colour."""
     lines = [line.strip() for line in re.sub(r"\x1b\[\d*m", "", traceback).splitlines() if line.strip()]
     raised = [n for n, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)] or [len(lines) - 1]
     words = lines[raised[-1]]
@@ -188,14 +173,11 @@ def _as_data(model, arguments: Mapping[str, object]) -> dict:
     if hasattr(model, "to_json"):
         return {"json": model.to_json()}
     program = Program.of(model)
-    return {
-        "program": {name: getattr(program, name) for name in Program.__dataclass_fields__},
-        "arguments": dict(arguments),
-    }
+    return {"program": asdict(program), "arguments": dict(arguments)}
 
 
 def _serialized(named, kind: str):
-    """A name as it is, one of Keras' objects as Keras writes it down."""
+    """A name unchanged, one of Keras' objects as Keras serializes it."""
     if isinstance(named, (str, dict)):
         return named
     import keras
