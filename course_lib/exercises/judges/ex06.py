@@ -155,13 +155,6 @@ PLACEMENT = Question(
             edit={"stages[1](hidden)": "stages[1](hidden.numpy())"},
         ),
         Mistake(
-            "weights on one device",
-            "All weights are on one device, so the whole model has to fit there.",
-            "A variable stays where it is made. Under which device do you call the makers?",
-            recognise=lambda answers, seed: len(set(sum(answers["runs"][0]["variables"], []))) == 1,
-            edit={"tf.device(device)": "tf.device(devices[0])"},
-        ),
-        Mistake(
             "boundary cut",
             "No gradient gets past the boundary: stage 0 has none.",
             "A tape cannot follow `stop_gradient` or `tf.constant`. From what does stage 0's tape go back?",
@@ -264,8 +257,8 @@ def _no_count(wrong):
     return holds
 
 
-def _given_and(wrong):
-    return lambda case, got: got != probes.NO_ANSWER and wrong(case, got)
+def _given(wrong):
+    return _no_count(lambda case, got: got != probes.NO_ANSWER and wrong(case, got))
 
 
 MICRO_BATCHES = Question(
@@ -275,9 +268,9 @@ MICRO_BATCHES = Question(
     probe=probes.probe_micro_batches,
     answer=ANSWERS["q2"],
     targets=(
-        Target("the micro-batches divide the batch", _no_count(_given_and(_not_divided))),
-        Target("the bubble is at most the given share", _no_count(_given_and(_bubble_too_large))),
-        Target("no stage holds more activations than its memory", _no_count(_given_and(_too_much_memory))),
+        Target("the micro-batches divide the batch", _given(_not_divided)),
+        Target("the bubble is at most the given share", _given(_bubble_too_large)),
+        Target("no stage holds more activations than its memory", _given(_too_much_memory)),
         Target(
             "a ValueError where nothing fits, and only there",
             _no_count(lambda case, got: (got == probes.NO_ANSWER) != (_smallest(case) == probes.NO_ANSWER)),
@@ -293,12 +286,6 @@ MICRO_BATCHES = Question(
             "You divide the idle time by the working time; the bubble is its share of all the time.",
             "(p - 1) / m compares with the work alone. How long does a whole step take?",
             edit={"/ (m + p - 1)": "/ m"},
-        ),
-        Mistake(
-            "one too many below",
-            "Your bubble is a little too small: one slot too many below the line.",
-            "If the first slot is number 1, in which slot does the last of p stages finish its m micro-batches?",
-            edit={"/ (m + p - 1)": "/ (m + p)"},
         ),
         Mistake(
             "exactly is refused",
@@ -430,12 +417,6 @@ ONE_FORWARD_ONE_BACKWARD = Question(
             "A stage goes back with its latest micro-batch first, and the stage after it sends the oldest.",
             "In which order do the gradients arrive?",
             edit={"B{i - fill}": "B{i}", "range(micro_batches - fill, micro_batches)": "range(fill)[::-1]"},
-        ),
-        Mistake(
-            "end forgotten",
-            "The forwards are all there, but some backwards are missing at the end.",
-            "After the last turn, as many micro-batches are in flight as went forward before the first one.",
-            edit={' + [f"B{i}" for i in range(micro_batches - fill, micro_batches)]': ""},
         ),
         Mistake(
             "more than there are",

@@ -11,6 +11,7 @@ import numpy as np
 from course_lib import tpu
 from course_lib.errors import CourseError
 from course_lib.exercises.ask import Stopped
+from course_lib.exercises.given.wide_block import wide_block
 
 TOPOLOGY, ROWS = "v5e:2x4", 8192  # of q2: the slice, and the global batch
 LAYOUT_PARTS = ("mesh", "layout", "shards")  # what q2 lets one choose
@@ -72,15 +73,6 @@ def probe_batches(names, seed):
 
 
 # q2: a layout that fits
-
-
-def wide_block(width: int, inner: int):
-    """A block of two dense layers, rows (b, width) -> (b, width), as a Keras model."""
-    import keras
-
-    rows = keras.Input((width,))
-    hidden = keras.layers.Dense(inner, activation="relu", name="up")(rows)
-    return keras.Model(rows, keras.layers.Dense(width, name="down")(hidden), name="wide_block")
 
 
 def block_sizes(seed: int) -> dict[str, int]:
