@@ -11,8 +11,9 @@ import numpy as np
 from course_lib import tpu
 from course_lib.errors import CourseError
 from course_lib.exercises.ask import Stopped
+from course_lib.exercises.given.wide_block import wide_block
 
-TOPOLOGY, ROWS = "v5e:2x4", 8192  # of q2: the slice, and the global batch
+TOPOLOGY, ROWS = "v5e:2x4", 8192  # of q2: the slice and the global batch
 LAYOUT_PARTS = ("mesh", "layout", "shards")  # what q2 lets one choose
 KERNELS = ("up/kernel", "down/kernel")  # of q2's block
 NO_FIT = "ValueError"  # q3's answer where no width fits
@@ -74,15 +75,6 @@ def probe_batches(names, seed):
 # q2: a layout that fits
 
 
-def wide_block(width: int, inner: int):
-    """A block of two dense layers, rows (b, width) -> (b, width), as a Keras model."""
-    import keras
-
-    rows = keras.Input((width,))
-    hidden = keras.layers.Dense(inner, activation="relu", name="up")(rows)
-    return keras.Model(rows, keras.layers.Dense(width, name="down")(hidden), name="wide_block")
-
-
 def block_sizes(seed: int) -> dict[str, int]:
     """q2's block: 1.9 to 2.4 billion parameters."""
     width = int(np.random.default_rng(seed).choice([15360, 16384, 17408]))
@@ -90,7 +82,7 @@ def block_sizes(seed: int) -> dict[str, int]:
 
 
 def probe_fit(names, seed):
-    """What the TPU compiler makes of the learner's layout; `compiled` is False on a machine that has no such compiler."""
+    """What the TPU compiler makes of the learner's layout; `compiled` is False where there is no such compiler."""
     answer = names["chip_layout"]()
     if unknown := sorted(set(answer) - set(LAYOUT_PARTS)):
         line = f"chip_layout chooses {', '.join(LAYOUT_PARTS)} and leaves {unknown[0]!r} as it is"
@@ -135,10 +127,8 @@ def matrices(seed: int) -> list[tuple[int, int, int]]:
     just_past = [128 * int(n) + 1 for n in rng.integers(1, 6, size=2)]
     drawn = [(int(a), int(b)) for a, b in rng.integers(8, 1500, size=(4, 2))]
     narrow = (int(rng.integers(700, 2000)), int(rng.integers(9, 16)))
-    short_side_up = (
-        int(rng.integers(129, 160)),
-        int(rng.integers(90, 121)),
-    )  # smaller with its shorter side along the 128
+    # Smaller with its shorter side along the 128.
+    short_side_up = (int(rng.integers(129, 160)), int(rng.integers(90, 121)))
     shapes = [
         *drawn,
         tuple(just_past),
@@ -152,7 +142,7 @@ def matrices(seed: int) -> list[tuple[int, int, int]]:
 
 
 def budgets(seed: int) -> list[dict[str, int]]:
-    """q3's searches: two kernels' outer sides and a budget; one's width is no multiple of 128, the last holds none at all."""
+    """q3's searches: two kernels' outer sides and a budget. One width is not a multiple of 128, the last fits none."""
     rng = np.random.default_rng([seed, 1])
     cases = []
     for itemsize in (4, 2, 4):
@@ -166,9 +156,8 @@ def budgets(seed: int) -> list[dict[str, int]]:
                 "budget_bytes": (inputs + outputs + 90) * width * itemsize,
             }
         )
-    inputs, outputs = (
-        128 * int(n) for n in rng.integers(2, 7, size=2)
-    )  # whole tiles, so that the width is rounded to 8 alone
+    # Whole tiles, so that only the width is rounded to 8.
+    inputs, outputs = (128 * int(n) for n in rng.integers(2, 7, size=2))
     width = 128 * int(rng.integers(2, 5)) + 8 * int(rng.integers(2, 15))
     cases.append({"inputs": inputs, "outputs": outputs, "itemsize": 2, "budget_bytes": (inputs + outputs) * width * 2})
     return [*cases, {"inputs": 300, "outputs": 300, "itemsize": 4, "budget_bytes": 9000}]
@@ -197,7 +186,7 @@ def ask_width(widest, case):
 class Hosts:
     """Hosts with the same number of chips each, numbered host by host, and a mesh of these chips in that order.
 
-    Neighbouring chips of the mesh lie along `model`; the batch is cut over `data`.
+    Neighbouring chips of the mesh are along `model`; `data` cuts the batch.
     """
 
     hosts: int

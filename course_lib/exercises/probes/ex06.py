@@ -24,10 +24,8 @@ def two_stages(seed: int) -> list[list[tuple[np.ndarray, np.ndarray]]]:
         stages.append([])
         for _ in range(layers):
             wide = int(rng.integers(3, 7))
-            kernel, bias = (
-                rng.normal(size=(width, wide)) / width,
-                rng.normal(size=wide) / 4,
-            )  # far from tanh's flat ends
+            # Small, so that the sums stay far from tanh's flat ends.
+            kernel, bias = rng.normal(size=(width, wide)) / width, rng.normal(size=wide) / 4
             stages[-1].append((kernel.astype("float32"), bias.astype("float32")))
             width = wide
     return stages
@@ -41,9 +39,9 @@ def two_stage_batch(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def probe_placement(names, seed):
-    """The weights' devices, the gradients, and [stage, pass, device] of each matrix product; then with the devices exchanged.
+    """The weights' devices, the gradients, [stage, pass, device] of each matrix product; again with devices exchanged.
 
-    What stands under no device runs on the default one, which must not be right by luck.
+    What is under no device runs on the default one, which must not be right by luck.
     A missing gradient is None. Devices are numbered as the function's argument has them.
     """
     two = device_names()[:2]
@@ -163,9 +161,9 @@ def probe_orders(names, seed):
 
 
 def layer_rows(seed: int) -> list[dict[str, object]]:
-    """q4's cases: seconds and bytes of each layer, stages, and a device's memory; each times a scale, seconds a little off.
+    """q4's cases: seconds and bytes of each layer, stages, a device's memory; times a scale, the seconds a little off.
 
-    Cases differ in what decides: one dear layer, memory, an order that a careless cut likes; nothing fits the last.
+    Cases differ in what decides: one slow layer, memory, an order in which a careless cut fails; no cut fits the last.
     """
     rng = np.random.default_rng(seed)
     cases = [
@@ -249,9 +247,7 @@ def messages(seed: int) -> list[dict[str, list[np.ndarray]]]:
 
     "F" and "B" arrive, "F out" and "B out" leave; gradients are those of the micro-batch's mean loss.
     """
-    one, stages = two_halves(seed), []
-    for _ in range(2):
-        stages.append({name: [] for name in ("F", "B", "F out", "B out")})
+    one, stages = two_halves(seed), [{name: [] for name in ("F", "B", "F out", "B out")} for _ in range(2)]
     first, second = TanhStage(one["first"]), TanhStage(one["second"])
     for x, y in zip(np.split(one["x"], 4), np.split(one["y"], 4)):
         hidden, kept_first = first.forward(x)

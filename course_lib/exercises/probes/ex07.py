@@ -1,6 +1,6 @@
 """Probes of exercise 07: an attention block cut by heads, a row-parallel layer, layouts, bytes, a mesh.
 
-Needs NumPy; JAX for q2, and Keras on JAX for q4 in a process of its own. The inputs are functions of the seed.
+Needs NumPy; JAX for q2, and Keras on JAX for q4 in another process. The inputs are functions of the seed.
 """
 
 import re
@@ -72,7 +72,7 @@ def _cut_and_merged(names, block):
 
 
 def layer_inputs(seed: int) -> dict[str, np.ndarray]:
-    """One device's x (b, n), kernel (n, m), bias (m,) and upstream gradient (b, m), float32; the mesh divides b and n."""
+    """One device's x (b, n), kernel (n, m), bias (m,) and upstream gradient (b, m), float32. The mesh divides b, n."""
     rng = np.random.default_rng(seed)
     data, model = MESH
     rows, inputs, outputs = data * int(rng.integers(3, 6)), model * int(rng.integers(2, 5)), int(rng.integers(3, 7))
@@ -167,7 +167,7 @@ def transformer_sizes(seed: int) -> dict[str, int]:
 
 
 def probe_layout(names, seed):
-    """Where a real training step leaves each weight, the bytes on each device, and how far it is from one device's step."""
+    """Where a real training step leaves each weight, the bytes on each device, the distance from one device's step."""
     keys = {str(key): list(axes) for key, axes in names["layout_keys"]().items()}
     arguments = {"keys": keys, "sizes": transformer_sizes(seed), "mesh": list(MESH)}
     job = cluster.Job(
@@ -220,7 +220,10 @@ def _cuts_nothing(keys, paths) -> str:
     for key in keys:
         if not any(re.fullmatch(key, path) for path in paths):
             part = next((path for path in paths if re.search(key, path)), None)
-            return f"the key {key!r} matches {f'only a part of {part}' if part else 'no variable at all'}, so it cuts nothing"
+            return (
+                f"the key {key!r} matches {f'only a part of {part}' if part else 'no variable at all'}, "
+                "so it cuts nothing"
+            )
     return ""
 
 
