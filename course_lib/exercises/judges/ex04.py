@@ -1,54 +1,38 @@
 """Exercise 04: staleness, a server, a table in pieces, asynchronous training, a killed server, a number of servers.
 
-Needs NumPy; TensorFlow for q3's mistakes, and in the processes of q4's and q5's wrong programs.
+Needs NumPy; TensorFlow for q3's mistakes, and in the processes of q4 and q5.
 """
 
 import math
 
 import numpy as np
 
-from course_lib import cluster
-from course_lib.exercises.judges import ex04_programs as programs
-from course_lib.exercises.judges import forms
+from course_lib.exercises.judges import forms, published
 from course_lib.exercises.probes import ex04 as probes
 from course_lib.exercises.question import Mistake, Question, Target
 
+ANSWERS = published.answers("04_parameter_server")
 FLOAT32 = 1e-5  # relative: some tens of additions to each number in float32
-# Servers add without a lock, so under load an addition to one row is lost now and then: seen once in 7 runs, 0.6% of the
-# largest number and 0.004% of the sum. A batch that is lost or applied twice changes the sum by 0.2% or more.
+# Servers add without a lock, so under load an addition to one row is lost now and then: seen once in 7 runs, 0.6% of
+# the largest number and 0.004% of the sum. A batch that is lost or applied twice changes the sum by 0.2% or more.
 LOST_OF_SUM, LOST_OF_LARGEST = 1e-3, 2e-2
+TABLE_IS_RIGHT = (
+    "the table is what every batch, applied once, makes of it: its sum to 0.1%, each number to 2% of the largest"
+)
 
 
 # q1: staleness from a record
 
 
-def _staleness_of(counts=("applied",), since="read", first_read=False, own=0, by_worker=False, version=False):
-    """The solution, with one thing wrong: see the mistakes for which."""
-
-    def staleness_of(record):
-        counted, began, found = 0, {}, []
-        for worker, event in record:
-            if event == "applied":
-                at = began.get(worker, 0)
-                found.append((worker, at if version else counted - at + own))
-                began.pop(worker, None)
-            counted += event in counts
-            if event == since and not (first_read and worker in began):
-                began[worker] = counted
-        return [number for _, number in (sorted(found, key=lambda one: one[0]) if by_worker else found)]
-
-    return staleness_of
-
-
 def _updates_of(record):
     """Of each applied update its staleness, and whether its worker had read more than once for it."""
-    reads, again = {}, []
-    for worker, event in record:
-        if event == "read":
-            reads[worker] = reads.get(worker, 0) + 1
-        else:
-            again.append(reads.pop(worker) > 1)
-    return list(zip(_staleness_of()(record), again))
+    events, updates = [event for _, event in record], []
+    for place, (worker, event) in enumerate(record):
+        if event == "applied":
+            own = [at for at in range(place) if record[at][0] == worker]
+            again = [events[at] for at in own[-2:]] == ["read", "read"]
+            updates.append((events[own[-1] : place].count("applied"), again))  # own[-1] is always a read
+    return updates
 
 
 def _one_number_each(answers, seed):
@@ -56,8 +40,7 @@ def _one_number_each(answers, seed):
         applied = sum(event == "applied" for _, event in record)
         if len(staleness) != applied:
             return f"{applied} updates were applied, and you return {len(staleness)} numbers"
-        wrong = [number for number in staleness if type(number) is not int or number < 0]
-        if wrong:
+        if wrong := [number for number in staleness if type(number) is not int or number < 0]:
             return f"{wrong[0]!r} is among yours"
     return True
 
@@ -67,8 +50,7 @@ def _stale_by(read_again):
         for record, staleness in zip(probes.records(seed), answers["staleness"], strict=True):
             updates = _updates_of(record)
             kind = [place for place, (_, again) in enumerate(updates) if again == read_again]
-            wrong = [place for place in kind if staleness[place] != updates[place][0]]
-            if wrong:
+            if wrong := [place for place in kind if staleness[place] != updates[place][0]]:
                 return f"{len(wrong)} of {len(kind)} are wrong, the first is update {wrong[0]}, counted from 0"
         return True
 
@@ -80,6 +62,7 @@ STALENESS = Question(
     title="How stale is each update?",
     asks_for=("staleness_of",),
     probe=probes.probe_staleness,
+    answer=ANSWERS["q1"],
     targets=(
         Target("one int per applied update, 0 or more", _one_number_each),
         Target("right for the updates of workers that read once", _stale_by(read_again=False)),
@@ -90,43 +73,41 @@ STALENESS = Question(
             "reads counted",
             "You count how often others read, and a read makes nobody stale.",
             "Which event changes the weights on the server?",
-            _staleness_of(counts=("read",)),
+            edit={
+                "\n            applied += 1": "",
+                "read_at[worker] = applied": "applied += 1\n            read_at[worker] = applied",
+            },
         ),
         Mistake(
             "every event counted",
             "You count all lines between a worker's read and its update.",
             "Only one kind of line changes the weights on the server.",
-            _staleness_of(counts=("read", "applied")),
+            edit={"read_at[worker] = applied": "applied += 1\n            read_at[worker] = applied"},
         ),
         Mistake(
             "since its last update",
             "You count from a worker's last update, and it may read much later than that.",
             "The weights that a gradient belongs to are those of the worker's last read.",
-            _staleness_of(since="applied"),
+            edit={
+                "read_at[worker] = applied": "continue",
+                "read_at[worker])": "read_at.get(worker, 0))",
+                "applied += 1": "applied += 1\n            read_at[worker] = applied",
+            },
         ),
         Mistake(
             "first read",
-            "A worker that was lost began anew, and you still count from the read that was lost.",
+            "A worker that was lost started again, and you still count from the read that was lost.",
             "A second read by the same worker takes the place of the first.",
-            _staleness_of(first_read=True),
+            edit={
+                "read_at[worker] = applied": "read_at.setdefault(worker, applied)",
+                "read_at[worker])": "read_at.pop(worker))",
+            },
         ),
         Mistake(
             "itself counted",
             "Yours are 1 too many: an update does not make itself stale.",
             "Count what was applied between the read and this update, neither of them included.",
-            _staleness_of(own=1),
-        ),
-        Mistake(
-            "worker by worker",
-            "Your numbers are right and grouped by worker.",
-            "One number per applied update, in the order of the record.",
-            _staleness_of(by_worker=True),
-        ),
-        Mistake(
-            "version read",
-            "You return the version that each worker read, and not how far the server has gone on since.",
-            "Staleness is the version when it is applied less the version when it was read.",
-            _staleness_of(version=True),
+            edit={"append(applied -": "append(applied + 1 -"},
         ),
     ),
 )
@@ -135,70 +116,45 @@ STALENESS = Question(
 # q2: a server that refuses what is too stale
 
 
-def _server(
-    copies=True,
-    onto_read=False,
-    refuses=lambda staleness, bound: staleness > bound,
-    refused_counts=False,
-    refused_fades=False,
-    own_momentum=False,
-    keeps_momentum=True,
-    direction=-1,
-    tells=True,
-    own_version=False,
-):
-    """The solution, with one thing wrong: see the mistakes for which."""
-
-    class Server:
-        def __init__(self, first_weights, rate, momentum, bound):
-            self.weights, self.updates = np.array(first_weights, "float64"), 0
-            self._rate, self._momentum, self._bound = rate, momentum * keeps_momentum, bound
-            self._began, self._velocity = {}, {}
-
-        def read(self, worker):
-            self._began[worker] = 0 if own_version else self.updates, self.weights.copy()
-            return self.weights.copy() if copies else self.weights
-
-        def apply(self, worker, gradient):
-            read_at, read_weights = self._began[worker]
-            owner = worker if own_momentum else "everybody"
-            velocity = self._velocity.get(owner, np.zeros_like(self.weights))
-            if refuses(self.updates - read_at, self._bound):
-                self.updates += refused_counts
-                if refused_fades:
-                    self._velocity[owner] = self._momentum * velocity
-                return False if tells else None
-            velocity = self._velocity[owner] = self._momentum * velocity + direction * self._rate * gradient
-            self.weights += read_weights + velocity - self.weights if onto_read else velocity
-            self.updates += 1
-            return True if tells else None
-
-    return Server
+def _wanted(run):
+    """What a right server gives in one run: "weights" after each turn, "used" for each gradient, "updates"."""
+    first_weights, rate, momentum, bound = run["settings"].values()
+    weights, velocity, read, served, used = np.float64(first_weights), 0, {}, [], []
+    for worker, turn in run["turns"]:
+        if turn == "read":
+            read[worker] = weights, sum(used)
+        else:
+            read_weights, updates = read[worker]
+            used.append(sum(used) - updates <= bound)
+            if used[-1]:
+                velocity = momentum * velocity - rate * run["curvature"] * (read_weights - run["goals"][int(worker)])
+                weights = weights + velocity
+        served.append(weights)
+    return {"weights": np.array(served), "used": used, "updates": sum(used)}
 
 
-def _driven(seed):
-    return [(run, probes.drive(_server(), run)) for run in probes.server_runs(seed)]
+def _runs(answers, seed):
+    """(run, what a right server gives, the learner's answer), of all runs."""
+    return [(run, _wanted(run), own) for run, own in zip(probes.server_runs(seed), answers["runs"], strict=True)]
 
 
 def _bounds_kept(answers, seed):
-    for (run, wanted), answer in zip(_driven(seed), answers["runs"], strict=True):
-        used, bound = answer["used"], run["settings"]["bound"]
-        if any(type(told) is not bool for told in used):
-            return f"apply returns {next(told for told in used if type(told) is not bool)!r}"
-        wrong = [place for place, (one, other) in enumerate(zip(used, wanted["used"], strict=True)) if one != other]
-        if wrong:
-            told = "used" if used[wrong[0]] else "refused"
-            return f"bound {bound}: {len(wrong)} of {len(used)} are wrong, the first is number {wrong[0]}, which yours {told}"
+    for run, wanted, answer in _runs(answers, seed):
+        if strange := [used for used in answer["used"] if type(used) is not bool]:
+            return f"apply returns {strange[0]!r}"
+        if (wrong := np.flatnonzero(np.array(answer["used"]) != wanted["used"])).size:
+            said = f"{len(wrong)} of {len(wanted['used'])} are wrong, the first is number {wrong[0]}"
+            what = "used" if answer["used"][wrong[0]] else "refused"
+            return f"bound {run['settings']['bound']}: {said}, which yours {what}"
     return True
 
 
 def _weights_served(answers, seed):
-    for (run, wanted), answer in zip(_driven(seed), answers["runs"], strict=True):
+    for run, wanted, answer in _runs(answers, seed):
         if answer["weights"].shape != wanted["weights"].shape:
             return f"yours have the shape {answer['weights'].shape[1:]}"
         off = np.abs(answer["weights"] - wanted["weights"]).max(axis=1) / np.abs(wanted["weights"]).max()
-        wrong = np.flatnonzero(~(off <= FLOAT32))
-        if wrong.size:
+        if (wrong := np.flatnonzero(~(off <= FLOAT32))).size:
             worker, turn = run["turns"][wrong[0]]
             when = f"after turn {wrong[0]}, in which worker {worker} {'read' if turn == 'read' else 'applied'}"
             return f"bound {run['settings']['bound']}: they are off by {off[wrong[0]]:.2%} {when}"
@@ -206,7 +162,7 @@ def _weights_served(answers, seed):
 
 
 def _used_counted(answers, seed):
-    for (run, wanted), answer in zip(_driven(seed), answers["runs"], strict=True):
+    for run, wanted, answer in _runs(answers, seed):
         if answer["updates"] != wanted["updates"]:
             return f"bound {run['settings']['bound']}: updates is {answer['updates']} at the end"
     return True
@@ -217,9 +173,10 @@ SERVER = Question(
     title="Build the server",
     asks_for=("Server",),
     probe=probes.probe_server,
+    answer=ANSWERS["q2"],
     targets=(
         Target(
-            "apply uses a gradient that is stale by at most the bound, refuses others, and tells which", _bounds_kept
+            "apply uses a gradient that is stale by at most the bound, refuses others, and returns which", _bounds_kept
         ),
         Target("after every turn the weights are right to 0.001%", _weights_served),
         Target("updates counts the gradients that were used", _used_counted),
@@ -229,68 +186,45 @@ SERVER = Question(
             "says nothing",
             "`apply` returns nothing, so a worker never learns what became of its gradient.",
             "True where the gradient was used, False where it was refused.",
-            _server(tells=False),
-            lambda answers, seed: all(told is None for run in answers["runs"] for told in run["used"]),
+            recognise=lambda answers, seed: all(used is None for run in answers["runs"] for used in run["used"]),
+            edit={"return False": "return", "return True": "return"},
         ),
         Mistake(
             "shared array",
             "What `read` returns changes under the worker's hands whenever somebody else's gradient is applied.",
             "`+=` on an array changes it for everybody who holds it.",
-            _server(copies=False),
+            edit={
+                "weights.copy()": "weights",
+                "self.weights = self.weights + self.velocity": "self.weights += self.velocity",
+            },
         ),
         Mistake(
             "others' updates lost",
             "You add the step to the weights that the worker read, which undoes what others applied since.",
             "A gradient may be stale; the weights that it is added to are the server's present ones.",
-            _server(onto_read=True),
+            edit={
+                "self.velocity, self.read_at = np": "self.seen = {}\n        self.velocity, self.read_at = np",
+                "return self.weights.copy()": "self.seen[worker] = self.weights\n        return self.weights.copy()",
+                "self.weights + self.velocity": "self.seen[worker] + self.velocity",
+            },
         ),
         Mistake(
             "bound too tight",
             "You refuse a gradient whose staleness is the bound itself.",
             "At most the bound: what does bound 0 allow?",
-            _server(refuses=lambda staleness, bound: staleness >= bound),
+            edit={"> self.bound": ">= self.bound"},
         ),
         Mistake(
             "no bound",
             "You use every gradient, however stale it is.",
             "Compare the updates since this worker's read with `bound`.",
-            _server(refuses=lambda staleness, bound: False),
+            edit={"> self.bound": '> float("inf")'},
         ),
         Mistake(
             "refused ones counted",
             "A refused gradient counts as an update, so the others look staler than they are.",
             "Only what changes the weights is an update.",
-            _server(refused_counts=True),
-        ),
-        Mistake(
-            "worker's own count",
-            "You take all updates since the start for staleness, not those since the worker's read.",
-            "What must `read` remember of the moment at which it is called?",
-            _server(own_version=True),
-        ),
-        Mistake(
-            "refused ones fade",
-            "A refused gradient still wears the momentum off.",
-            "Refused means that nothing on the server changes.",
-            _server(refused_fades=True),
-        ),
-        Mistake(
-            "momentum per worker",
-            "Each worker has a velocity of its own, and the server's optimizer has one.",
-            "The weights have one owner, and so has the optimizer's state.",
-            _server(own_momentum=True),
-        ),
-        Mistake(
-            "no momentum",
-            "Your steps are plain SGD's: `momentum` changes nothing.",
-            "velocity = momentum * velocity - rate * gradient, kept from one update to the next.",
-            _server(keeps_momentum=False),
-        ),
-        Mistake(
-            "uphill",
-            "You add the gradient, and the weights climb.",
-            "The sign of rate * gradient.",
-            _server(direction=1),
+            edit={"return False": "self.updates += 1\n            return False"},
         ),
     ),
 )
@@ -299,95 +233,9 @@ SERVER = Question(
 # q3: a table in pieces
 
 
-def _parts_even(table, count):
-    return np.array_split(table, count)
-
-
-def _cut_table(parts=_parts_even, placed=True, variables=True):
-    """The solution, with one thing wrong: see the mistakes for which."""
-
-    def cut_table(table, device_names):
-        import tensorflow as tf
-
-        shards = []
-        for part, name in zip(parts(table, len(device_names)), device_names):
-            with tf.device(name if placed else device_names[0]):
-                shards.append(tf.Variable(part) if variables else tf.constant(part))
-        return shards
-
-    return cut_table
-
-
-def _parts_rounded_up(table, count):
-    size = -(-len(table) // count)
-    return [table[size * place : size * (place + 1)] for place in range(count)]
-
-
-def _parts_rest_to_the_last(table, count):
-    size = len(table) // count
-    return [*(table[size * place : size * (place + 1)] for place in range(count - 1)), table[size * (count - 1) :]]
-
-
-def _parts_rounded_down(table, count):
-    size = len(table) // count
-    return [table[size * place : size * (place + 1)] for place in range(count)]
-
-
-def _look_up(shards, numbers):
-    return _stitched(*_found_by_shard(shards, numbers))
-
-
-def _found_by_shard(shards, numbers, local=True):
-    """Of each shard the places in `numbers` that it holds, and their rows."""
-    import tensorflow as tf
-
-    places, rows, start = [], [], 0
-    for shard in shards:
-        held = tf.where((numbers >= start) & (numbers < start + shard.shape[0]))[:, 0]
-        places.append(tf.cast(held, "int32"))
-        rows.append(tf.gather(shard, tf.gather(numbers, held) - start * local))
-        start += shard.shape[0]
-    return places, rows
-
-
-def _stitched(places, rows):
-    import tensorflow as tf
-
-    return tf.dynamic_stitch(places, rows)
-
-
-def _table_joined(shards, numbers):
-    import tensorflow as tf
-
-    return tf.gather(tf.concat(shards, 0), numbers)
-
-
-def _everywhere_and_masked(shards, numbers):
-    import tensorflow as tf
-
-    found, start = 0, 0
-    for shard in shards:
-        last = shard.shape[0] - 1
-        held = tf.cast((numbers >= start) & (numbers <= start + last), "float32")
-        found += held[:, None] * tf.gather(shard, tf.clip_by_value(numbers - start, 0, last))
-        start += shard.shape[0]
-    return found
-
-
-def _shard_by_shard(shards, numbers):
-    import tensorflow as tf
-
-    return tf.concat(_found_by_shard(shards, numbers)[1], 0)
-
-
-def _tables_numbers(shards, numbers):
-    return _stitched(*_found_by_shard(shards, numbers, local=False))
-
-
 def _one_each(answers, seed):
-    wrong = [device for variable, device, _ in answers["shards"] if not variable]
-    if wrong:
-        return f"{len(wrong)} of {len(answers['shards'])} are no tf.Variable"
+    if wrong := [device for variable, device, _ in answers["shards"] if not variable]:
+        return f"{len(wrong)} of {len(answers['shards'])} are not a tf.Variable"
     devices = [device for _, device, _ in answers["shards"]]
     wanted = [name.rsplit("device:", 1)[-1] for name in answers["devices"]]
     return devices == wanted or f"for {', '.join(wanted)} yours are on {', '.join(devices)}"
@@ -413,8 +261,7 @@ def _rows_found(answers, seed):
     for numbers, lookup in zip(batches, answers["lookups"], strict=True):
         if lookup["found"].shape != table[numbers].shape:
             return f"for {len(numbers)} numbers you return {list(lookup['found'].shape)}"
-        wrong = np.any(lookup["found"] != table[numbers], axis=1).sum()
-        if wrong:
+        if wrong := np.any(lookup["found"] != table[numbers], axis=1).sum():
             return f"{wrong} of {len(numbers)} rows are not the ones asked for"
     return True
 
@@ -430,40 +277,8 @@ def _rows_alone(answers, seed):
     return True
 
 
-def _cuts(name, what, where, recognise, **wrong):
-    return Mistake(name, what, where, {"cut_table": _cut_table(**wrong), "look_up": _look_up}, recognise)
-
-
-def _looks_up(name, what, where, recognise, wrong):
-    return Mistake(name, what, where, {"cut_table": _cut_table(), "look_up": wrong}, recognise)
-
-
-def _shards_like(parts):
-    """Recognise shards by their rows."""
-
-    def recognise(answers, seed):
-        table, _ = probes.table_to_cut(seed)
-        wrong = parts(table, len(answers["devices"]))
-        return all(np.array_equal(rows, part) for (_, _, rows), part in zip(answers["shards"], wrong, strict=True))
-
-    return recognise
-
-
-def _found_in_order_of_shards(answers, seed):
-    table, batches = probes.table_to_cut(seed)
-    sorted_by_shard = (np.argsort(_shard_of(numbers, answers["shards"]), kind="stable") for numbers in batches)
-    return all(
-        np.array_equal(lookup["found"], table[numbers][order])
-        for numbers, order, lookup in zip(batches, sorted_by_shard, answers["lookups"], strict=True)
-    )
-
-
-def _shard_of(numbers, shards):
-    return np.searchsorted(np.cumsum([len(rows) for _, _, rows in shards]), numbers, side="right")
-
-
-def _found_right(answers, seed):
-    return _rows_found(answers, seed) is True
+def _table_joined(answers, seed):
+    return _rows_found(answers, seed) is True and answers["lookups"][0]["read_whole"] > 1
 
 
 TABLE = Question(
@@ -471,6 +286,7 @@ TABLE = Question(
     title="Cut a table, and leave it where it is",
     asks_for=("cut_table", "look_up"),
     probe=probes.probe_table,
+    answer=ANSWERS["q3"],
     targets=(
         Target("one variable on each device, in order", _one_each),
         Target("one below the other, the shards are the table: nothing twice, nothing missing", _whole_table),
@@ -479,88 +295,61 @@ TABLE = Question(
         Target("of all shards together no more rows are taken than numbers are asked for", _rows_alone),
     ),
     mistakes=(
-        _cuts(
+        Mistake(
             "no variables",
             "Your shards are tensors: no update can change them.",
             "`tf.Variable`.",
-            lambda answers, seed: not any(variable for variable, _, _ in answers["shards"]),
-            variables=False,
+            recognise=lambda answers, seed: not any(variable for variable, _, _ in answers["shards"]),
+            edit={"tf.Variable(part)": "tf.constant(part)"},
         ),
-        _cuts(
+        Mistake(
             "all on one device",
             "All your shards are on one device, which then holds the whole table.",
             "A variable lives where it is made: `with tf.device(name):`.",
-            lambda answers, seed: len({device for _, device, _ in answers["shards"]}) == 1,
-            placed=False,
+            recognise=lambda answers, seed: len({device for _, device, _ in answers["shards"]}) == 1,
+            edit={"tf.device(name)": "tf.device(device_names[0])"},
         ),
-        _cuts(
-            "table on each",
-            "Every device holds the whole table; that is replication, and it saves no memory.",
-            "Each device gets its part of the rows.",
-            _shards_like(lambda table, count: [table] * count),
-            parts=lambda table, count: [table] * count,
-        ),
-        _cuts(
-            "dealt out in turn",
-            "You deal the rows out like cards; the question asks for neighbouring rows.",
-            "One shard below the other must be the table.",
-            _shards_like(lambda table, count: [table[place::count] for place in range(count)]),
-            parts=lambda table, count: [table[place::count] for place in range(count)],
-        ),
-        _cuts(
+        Mistake(
             "leftovers dropped",
             "The rows that are left over when you divide are on no device.",
             "`//` throws `len(table) % len(device_names)` rows away: who takes them?",
-            _shards_like(_parts_rounded_down),
-            parts=_parts_rounded_down,
+            edit={
+                "parts = [], np.array_split(table, len(device_names))": (
+                    "count = [], len(device_names)\n    parts = np.split(table[: len(table) // count * count], count)"
+                )
+            },
         ),
-        _cuts(
-            "rounded up",
-            "You round the size up for all, so the last device gets what is left, which is too little.",
-            "Fewer rows are left over than there are devices: one each for some of them.",
-            _shards_like(_parts_rounded_up),
-            parts=_parts_rounded_up,
-        ),
-        _cuts(
-            "rest to the last",
-            "The last device gets all that is left over.",
-            "Fewer rows are left over than there are devices: one each for some of them.",
-            _shards_like(_parts_rest_to_the_last),
-            parts=_parts_rest_to_the_last,
-        ),
-        _looks_up(
+        Mistake(
             "table joined",
             "You put the table together before you pick from it, so all of it travels for a few rows.",
             "Pick from each shard what it holds, and join what was picked.",
-            lambda answers, seed: _found_right(answers, seed) and answers["lookups"][0]["read_whole"] > 1,
-            _table_joined,
+            recognise=_table_joined,
+            edit={"places, rows, first = [], [], 0": "return tf.gather(tf.concat(shards, 0), numbers)"},
         ),
-        _looks_up(
+        Mistake(
             "everywhere and masked",
             "Every shard gives a row for every number, and most of them are thrown away on the other side.",
             "Which of the numbers does a shard hold? Take those alone.",
-            lambda answers, seed: (
-                _found_right(answers, seed)
-                and all(
-                    lookup["touched"] == [len(numbers)] * len(answers["shards"])
-                    for numbers, lookup in zip(probes.table_to_cut(seed)[1], answers["lookups"], strict=True)
-                )
-            ),
-            _everywhere_and_masked,
+            edit={
+                "rows.append(tf.gather(shard, numbers[held] - first))": (
+                    "found = tf.gather(shard, tf.clip_by_value(numbers - first, 0, shard.shape[0] - 1))\n"
+                    "        rows.append(tf.where(held[:, None], found, 0.0))"
+                ),
+                "tf.dynamic_stitch(places, rows)": "tf.add_n(rows)",
+            },
         ),
-        _looks_up(
+        Mistake(
             "shard by shard",
             "Your rows are right but in the order of the shards.",
             "Remember where in `numbers` each row was asked for: `tf.dynamic_stitch` puts them back.",
-            _found_in_order_of_shards,
-            _shard_by_shard,
+            edit={"tf.dynamic_stitch(places, rows)": "tf.concat(rows, 0)"},
         ),
-        _looks_up(
+        Mistake(
             "the table's numbers",
             "You ask a shard for a row by its number in the whole table.",
             "A shard counts its rows from 0: subtract the number of its first row.",
-            lambda answers, seed: "is not in [0," in answers["stopped"]["error"],
-            _tables_numbers,
+            recognise=lambda answers, seed: "is not in [0," in answers["stopped"]["error"],
+            edit={"numbers[held] - first": "numbers[held]"},
         ),
     ),
 )
@@ -588,23 +377,18 @@ def _is_table(table, wanted):
 
 
 def _two_and_two(answers, seed):
-    workers, servers = answers["tasks"]
-    return [workers, servers] == [2, 2] or f"your job has {workers} and {servers}"
+    return answers["tasks"] == [2, 2] or f"your job has {' and '.join(map(str, answers['tasks']))}"
 
 
 def _cut_over_both(answers, seed):
-    rows = {server: 0 for server, _ in answers["shards"]}
-    for server, held in answers["shards"]:
-        rows[server] += held
-    said = ", ".join(f"{server} with {held} rows" for server, held in answers["shards"])
-    table = probes.visits(seed)["rows"]
-    even = rows.keys() == {"ps 0", "ps 1"} and abs(rows["ps 0"] - rows["ps 1"]) <= 1
-    return even and len(answers["shards"]) == 2 and sum(rows.values()) == table or f"of {table} rows yours are {said}"
+    rows, shards = probes.visits(seed)["rows"], sorted(answers["shards"])
+    right = [server for server, _ in shards] == ["ps 0", "ps 1"]
+    right = right and sorted(held for _, held in shards) == [rows // 2, rows - rows // 2]
+    return right or f"of {rows} rows yours are {', '.join(f'{server} with {held} rows' for server, held in shards)}"
 
 
-def _all_counted(answers, seed):
-    counted = answers["counted"]
-    return counted == probes.UPDATES or f"{counted} of {probes.UPDATES}"
+def _counted(answers, wanted):
+    return answers["counted"] == wanted or f"{answers['counted']} of {wanted}"
 
 
 def _each_applied_once(answers, seed):
@@ -619,34 +403,11 @@ def _asynchronous(answers, seed):
     return sum(staleness) > 0 or "none of yours is stale: nobody worked while another did"
 
 
-def _table_is(factor=lambda settings, batch: batch):
-    """Recognise the table that the batches give once each is changed."""
-
-    def recognise(answers, seed):
-        settings = probes.visits(seed)
-        changed = [factor(settings, batch) for batch in settings["batches"]]
-        return _is_table(answers["table"], _table_after(settings, changed)) is True
-
-    return recognise
-
-
-def _summed_batch(settings, batch):
-    numbers, values = batch
-    return numbers, np.float64(values) * len(values)
-
-
-def _worth_one(settings, batch):
-    numbers, values = batch
-    return numbers, np.ones(len(values))
-
-
-def _runs(program, servers=2):
-    """The names of a learner whose coordinator's program is this one."""
-
-    def make_job(arguments):
-        return cluster.Job(program, workers=2, parameter_servers=servers, arguments=arguments)
-
-    return {"train": program, "make_job": make_job}
+def _summed(answers, seed):
+    """Whether the table is what the batches give when their losses are sums."""
+    settings = probes.visits(seed)
+    batches = [(numbers, np.float64(values) * len(values)) for numbers, values in settings["batches"]]
+    return _is_table(answers["table"], _table_after(settings, batches)) is True
 
 
 TRAIN = Question(
@@ -654,80 +415,71 @@ TRAIN = Question(
     title="Train on two servers",
     asks_for=("train", "make_job"),
     probe=probes.probe_train,
+    answer=ANSWERS["q4"],
     takes_long=True,
     targets=(
         Target("two workers and two servers", _two_and_two),
         Target("the table is in two shards, one on each server, within one row of equal", _cut_over_both),
-        Target(f"the optimizer counts all {probes.UPDATES} updates", _all_counted),
         Target(
-            "the table is what every batch, applied once, makes of it: its sum to 0.1%, each number to 2% of the largest",
-            _each_applied_once,
+            f"the optimizer counts all {probes.UPDATES} updates",
+            lambda answers, seed: _counted(answers, probes.UPDATES),
         ),
+        Target(TABLE_IS_RIGHT, _each_applied_once),
         Target("workers overlap: some updates are stale", _asynchronous),
     ),
     mistakes=(
         Mistake(
-            "one server",
-            "Your job has one server, so the whole table is on it.",
-            "`cluster.Job` takes the number of parameter servers.",
-            _runs(programs.train, servers=1),
-            lambda answers, seed: answers["tasks"] == [2, 1],
-        ),
-        Mistake(
             "model outside the scope",
             "The table is on the coordinator, and the servers hold nothing of it.",
             "Make model and optimizer inside `with strategy.scope():`.",
-            _runs(programs.outside_the_scope),
-            lambda answers, seed: not any(server.startswith("ps") for server, _ in answers["shards"]),
+            recognise=lambda answers, seed: not any(server.startswith("ps") for server, _ in answers["shards"]),
+            edit={"with strategy.scope():": "if True:"},
         ),
         Mistake(
             "not waited for",
             "You look at the table while steps are still under way.",
             "`schedule` returns at once. What waits until all of them are done?",
-            _runs(programs.not_waited_for),
-            lambda answers, seed: answers["counted"] < probes.UPDATES and _each_applied_once(answers, seed) is not True,
+            recognise=lambda answers, seed: (
+                answers["counted"] < probes.UPDATES and _each_applied_once(answers, seed) is not True
+            ),
+            edit={
+                "parameter_server.run_steps(coordinator, step, batches)": (
+                    "[coordinator.schedule(step, args=batch) for batch in batches]"
+                ),
+                "update.staleness for": "int(update.fetch()[1]) for",
+            },
         ),
         Mistake(
             "not cut",
-            "One server holds the whole table: nothing told TensorFlow to cut it.",
+            "One server holds the whole table: nothing makes TensorFlow cut it.",
             "`parameter_server.connect` takes a partitioner.",
-            _runs(programs.not_cut),
-            lambda answers, seed: len(answers["shards"]) == 1,
-        ),
-        Mistake(
-            "cut too often",
-            "Your table is in more pieces than there are servers.",
-            "The number of shards that you give the partitioner.",
-            _runs(programs.cut_in_four),
-            lambda answers, seed: len(answers["shards"]) > 2,
+            recognise=lambda answers, seed: len(answers["shards"]) == 1,
+            edit={"connect(cut)": "connect()"},
         ),
         Mistake(
             "lost counts",
-            "Every update is in the table, and the optimizer has not counted all of them.",
-            "Keras reads its counter, adds one and assigns it. What mended that in the lesson?",
-            _runs(programs.counted_as_keras_counts),
-            lambda answers, seed: answers["counted"] < probes.UPDATES and _each_applied_once(answers, seed) is True,
+            "Every update is in the table, but the optimizer has not counted all of them.",
+            "Keras reads its counter, adds one and assigns it. What fixed that in the lesson?",
+            recognise=lambda answers, seed: (
+                answers["counted"] < probes.UPDATES and _each_applied_once(answers, seed) is True
+            ),
+            edit={
+                "    batches = [": "    del optimizer.iterations.assign_add  # count_every_update's\n    batches = ["
+            },
         ),
         Mistake(
             "in turns",
             "You wait after each step, so one worker is always idle.",
             "Schedule all steps, and then wait once.",
-            _runs(programs.in_turns),
-            lambda answers, seed: not any(answers["staleness"]),
+            recognise=lambda answers, seed: not any(answers["staleness"]),
+            edit={"step, batches)": "step, batches, one_at_a_time=True)"},
         ),
         Mistake(
             "summed",
-            "Your steps are as many times too long as a batch has visits.",
+            "Your steps are too long, by a factor of the visits in a batch.",
             "The loss of a batch is the mean over its visits.",
-            _runs(programs.summed),
-            _table_is(_summed_batch),
-        ),
-        Mistake(
-            "without values",
-            "You count every visit as worth 1.",
-            "The loss of a visit has its value as a factor.",
-            _runs(programs.without_values),
-            _table_is(_worth_one),
+            recognise=_summed,
+            edit={"-values *": "-values * values.shape[0] *"},
         ),
     ),
 )
@@ -740,69 +492,40 @@ def _saved(seed):
     return probes.visits_through(seed)["dies_after"] // probes.SAVE_EVERY * probes.SAVE_EVERY
 
 
-def _told(answers, attempt):
+def _done(answers, attempt):
     return [done for number, done in answers["reports"] if number == attempt]
 
 
 def _goes_on_after_the_save(answers, seed):
-    first = min(_told(answers, attempt=1), default=None)
-    if first is None:
+    if not (reported := _done(answers, attempt=1)):
         return "the second attempt reports nothing: report `done` after each group"
-    died, every = probes.visits_through(seed)["dies_after"], probes.SAVE_EVERY
-    said = (
-        f"killed after update {died}, with a save after every {every}, yours have {first} behind them after one group"
-    )
-    return first == _saved(seed) + probes.TOGETHER or said
+    died, first = probes.visits_through(seed)["dies_after"], min(reported)
+    said = f"killed after update {died}, with a save after every {probes.SAVE_EVERY}"
+    return first == _saved(seed) + probes.TOGETHER or f"{said}, yours report {first} done after one group"
 
 
-def _counted_through(answers, seed):
-    return answers["counted"] == probes.RUN or f"{answers['counted']} of {probes.RUN}"
-
-
-def _applied_through(answers, seed):
-    return _applied(seed, (0, probes.RUN))(answers)
-
-
-def _applied(seed, *spans):
+def _applied(answers, seed, *spans):
     """Whether the table is what these spans of the batches make of it."""
     settings = probes.visits_through(seed)
     batches = [batch for first, last in spans for batch in settings["batches"][first:last]]
-    return lambda answers: _is_table(answers["table"], _table_after(settings, batches))
+    return _is_table(answers["table"], _table_after(settings, batches))
 
 
-def _began(update, *spans):
-    """Recognise a second attempt by the updates before its first group, and the batches in the final table."""
-
-    def recognise(answers, seed):
-        saved = _saved(seed)
-        given = [tuple(place(saved) for place in span) for span in spans]
-        right_table = _applied(seed, *given)(answers) is True
-        return min(_told(answers, attempt=1)) == update(saved) + probes.TOGETHER and right_table
-
-    return recognise
+def _applied_through(answers, seed):
+    return _applied(answers, seed, (0, probes.RUN))
 
 
-def _zero(saved):
-    return 0
-
-
-def _save(saved):
-    return saved
-
-
-def _end(saved):
-    return probes.RUN
-
-
-def _rest(saved):
-    return probes.RUN - saved
+def _began(answers, seed, update, *spans):
+    """Whether the second attempt began after so many updates, and the table is what these spans of batches give."""
+    began = min(_done(answers, attempt=1)) - probes.TOGETHER
+    return began == update and _applied(answers, seed, *spans) is True
 
 
 def _saved_too_often(answers, seed):
-    return min(_told(answers, attempt=1)) == probes.visits_through(seed)["dies_after"] + probes.TOGETHER
+    return min(_done(answers, attempt=1)) == probes.visits_through(seed)["dies_after"] + probes.TOGETHER
 
 
-def _counter_anew(answers, seed):
+def _counter_again(answers, seed):
     return answers["counted"] == probes.RUN - _saved(seed) and _applied_through(answers, seed) is True
 
 
@@ -811,64 +534,58 @@ RECOVERY = Question(
     title="Lose the server, and nothing else",
     asks_for=("train_through",),
     probe=probes.probe_recovery,
+    answer=ANSWERS["q5"],
     takes_long=True,
     targets=(
-        Target("after the kill the run goes on behind the last save", _goes_on_after_the_save),
-        Target(f"the optimizer counts {probes.RUN} updates, neither less nor more", _counted_through),
+        Target("after the kill the run goes on after the last save", _goes_on_after_the_save),
         Target(
-            "the table is what every batch, applied once, makes of it: its sum to 0.1%, each number to 2% of the largest",
-            _applied_through,
+            f"the optimizer counts {probes.RUN} updates, no fewer and no more",
+            lambda answers, seed: _counted(answers, probes.RUN),
         ),
+        Target(TABLE_IS_RIGHT, _applied_through),
     ),
     mistakes=(
         Mistake(
             "nobody killed",
             "The run was never disturbed, because your loop does not let the power be cut.",
             "Call `power_cut(done)` at the end of each group.",
-            programs.never_cut,
-            lambda answers, seed: answers["stopped"]["error"] == probes.NOBODY_DIED,
+            recognise=lambda answers, seed: answers["stopped"]["error"] == probes.NOBODY_DIED,
+            edit={"\n        power_cut(done)\n": "\n"},
         ),
         Mistake(
             "counter forgotten",
             "The table comes back, and the optimizer counts from zero.",
             "The saved state needs the optimizer as well.",
-            programs.counter_forgotten,
-            _counter_anew,
+            recognise=_counter_again,
+            edit={"    while done <": "    optimizer.iterations.assign(0)\n    while done <"},
         ),
         Mistake(
             "state without a home",
             "After the kill your run starts from nothing: what was saved is not found again.",
             "Which folder do all attempts share? And is the restore called before the loop?",
-            programs.folder_of_its_own,
-            _began(_zero, (_zero, _end)),
+            recognise=lambda answers, seed: _began(answers, seed, 0, (0, probes.RUN)),
+            edit={"ResumePoint(task.folder": 'ResumePoint(f"{task.folder}/{task.attempt}"'},
         ),
         Mistake(
             "all batches again",
             "The table comes back, and then all batches are applied to it once more.",
             "How many updates does the restored optimizer have behind it? Start the loop there.",
-            programs.all_batches_again,
-            _began(_zero, (_zero, _save), (_zero, _end)),
-        ),
-        Mistake(
-            "first batches again",
-            "After the kill the number of updates is right, but the batches begin with the first one.",
-            "The batches from number `done` on are still to come.",
-            programs.first_batches_again,
-            _began(_save, (_zero, _save), (_zero, _rest)),
+            recognise=lambda answers, seed: _began(answers, seed, 0, (0, _saved(seed)), (0, probes.RUN)),
+            edit={"    while done <": "    done = 0\n    while done <"},
         ),
         Mistake(
             "table forgotten",
             "The count comes back, and the table starts from zeros.",
             "The saved state needs the model as well, and nothing may set its weights after the restore.",
-            programs.table_forgotten,
-            _began(_save, (_save, _end)),
+            recognise=lambda answers, seed: _began(answers, seed, _saved(seed), (_saved(seed), probes.RUN)),
+            edit={"    while done <": "    model.set_weights([np.zeros((rows, width))])\n    while done <"},
         ),
         Mistake(
             "saved too often",
             "You save after every group; on a large model that costs more than it saves.",
             "Save where `save_every` divides the updates that are done.",
-            programs.saved_after_every_group,
-            _saved_too_often,
+            recognise=_saved_too_often,
+            edit={"done % save_every": "done % together"},
         ),
     ),
 )
@@ -877,45 +594,15 @@ RECOVERY = Question(
 # q6: a number of servers
 
 
-def _servers_needed(
-    bits=8,
-    gigabyte=1e9,
-    slots=True,
-    reads=lambda looked_up, table: looked_up,
-    numbers_sent=True,
-    dense=True,
-    busier=max,
-    transfers=True,
-    memory=True,
-    links=True,
-    whole=math.ceil,
-):
-    """The solution, with one thing wrong: see the mistakes for which."""
-
-    def servers_needed(
-        workers,
-        compute_seconds,
-        dense_parameters,
-        table_rows,
-        row_width,
-        looked_up_rows,
-        slots_,
-        memory_gigabytes,
-        gigabits_per_second,
-    ):
-        link_bytes = gigabits_per_second * 1e9 / bits
-        read_bytes = 4 * (dense_parameters * dense + reads(looked_up_rows, table_rows) * row_width)
-        sent_bytes = 4 * (dense_parameters * dense + looked_up_rows * row_width + looked_up_rows * numbers_sent)
-        step_seconds = compute_seconds + transfers * (read_bytes + sent_bytes) / link_bytes
-        busy = workers * busier((read_bytes, sent_bytes)) / step_seconds / link_bytes
-        held_bytes = 4 * (dense_parameters + table_rows * row_width) * (1 + slots_ * slots)
-        full = held_bytes / (memory_gigabytes * gigabyte)
-        return max(1, whole(busy * links), whole(full * memory))
-
-    def by_name(*, slots, **load):
-        return servers_needed(slots_=slots, **load)
-
-    return by_name
+def _needed(load):
+    """(by memory, by bandwidth): the servers that one load needs, each part alone."""
+    link_bytes = load["gigabits_per_second"] * 1e9 / 8  # per second, in each direction
+    read_numbers = load["dense_parameters"] + load["looked_up_rows"] * load["row_width"]
+    sent_numbers = read_numbers + load["looked_up_rows"]
+    step_seconds = load["compute_seconds"] + 4 * (read_numbers + sent_numbers) / link_bytes
+    busy_links = load["workers"] * 4 * sent_numbers / step_seconds / link_bytes
+    numbers = (load["dense_parameters"] + load["table_rows"] * load["row_width"]) * (1 + load["slots"])
+    return math.ceil(4 * numbers / (load["memory_gigabytes"] * 1e9)), math.ceil(busy_links)
 
 
 def _whole_servers(answers, seed):
@@ -924,15 +611,15 @@ def _whole_servers(answers, seed):
 
 
 def _for(load):
-    return f"for {load['workers']} worker{'s' * (load['workers'] > 1)} and a table of {load['table_rows']:,} rows"
+    return f"for workers: {load['workers']}, and a table of {load['table_rows']:,} rows"
 
 
-def _needs(**without):
-    """A target: the learner's servers are as many as this part of the task alone needs."""
+def _enough(part):
+    """A target: the learner's servers are as many as this part of `_needed` alone."""
 
     def holds(answers, seed):
         for load, servers in zip(probes.loads(seed), answers["servers"], strict=True):
-            if servers < _servers_needed(**without)(**load):
+            if servers < _needed(load)[part]:
                 return f"{servers} are too few {_for(load)}"
         return True
 
@@ -941,7 +628,7 @@ def _needs(**without):
 
 def _no_fewer(answers, seed):
     for load, servers in zip(probes.loads(seed), answers["servers"], strict=True):
-        if servers > _servers_needed()(**load):
+        if servers > max(1, *_needed(load)):
             return f"{servers} are more than needed {_for(load)}"
     return True
 
@@ -951,10 +638,11 @@ SERVERS = Question(
     title="How many servers?",
     asks_for=("servers_needed",),
     probe=probes.probe_servers,
+    answer=ANSWERS["q6"],
     targets=(
         Target("the number of servers is an int, 1 or more", _whole_servers),
-        Target("their memories hold the parameters and the optimizer's slots", _needs(links=False)),
-        Target("no link carries more than it can", _needs(memory=False)),
+        Target("their memories hold the parameters and the optimizer's slots", _enough(part=0)),
+        Target("no link carries more than it can", _enough(part=1)),
         Target("with one server less, where that leaves any, one of the two fails", _no_fewer),
     ),
     mistakes=(
@@ -962,106 +650,51 @@ SERVERS = Question(
             "bits and bytes",
             "You divide bytes by bits per second, so the links look eight times as fast.",
             "A byte has 8 bits.",
-            _servers_needed(bits=1),
+            edit={"* 1e9 / 8": "* 1e9"},
         ),
         Mistake(
             "slots forgotten",
             "Your servers hold the parameters and not what the optimizer keeps for each.",
             "Adam has two slots: three numbers per parameter.",
-            _servers_needed(slots=False),
+            edit={" * (1 + slots)": ""},
         ),
         Mistake(
             "whole table",
             "You let a worker read the whole table in each step, as Keras' own `Embedding` does.",
             "Here a worker reads `looked_up_rows` rows.",
-            _servers_needed(reads=lambda looked_up, table: table),
+            edit={"looked_up_rows * row_width": "table_rows * row_width"},
         ),
         Mistake(
             "row numbers forgotten",
             "You leave out the rows' numbers, which travel with their gradients.",
             "A worker sends more than it reads: 4 bytes for each row.",
-            _servers_needed(numbers_sent=False),
-        ),
-        Mistake(
-            "dense ones forgotten",
-            "You count the rows alone; the dense parameters travel whole, both ways.",
-            "What besides the table does a worker need for a step?",
-            _servers_needed(dense=False),
+            edit={"(row_width + 1)": "row_width"},
         ),
         Mistake(
             "both ways added",
-            "You put both directions on one wire.",
+            "You add up the two directions of a link.",
             "A link carries its rate in each direction at the same time: which of the two is the busier?",
-            _servers_needed(busier=sum),
-        ),
-        Mistake(
-            "reads alone",
-            "You look at what the servers send, and they receive more than that.",
-            "Which of the two directions is the busier?",
-            _servers_needed(busier=min),
+            edit={"workers * sent_bytes": "workers * (read_bytes + sent_bytes)"},
         ),
         Mistake(
             "transfers take no time",
             "Your workers compute without a break, though they wait for their own links in every step.",
             "A step is reading, computing and sending, one after the other.",
-            _servers_needed(transfers=False),
-        ),
-        Mistake(
-            "memory forgotten",
-            "You look at the links alone, and a table may not fit.",
-            "The larger of two numbers: enough memory, and enough bandwidth.",
-            _servers_needed(memory=False),
-        ),
-        Mistake(
-            "links forgotten",
-            "Your servers are enough for the memory, and not for what all workers together read and send.",
-            "The larger of two numbers: enough memory, and links for the traffic of all workers.",
-            _servers_needed(links=False),
-        ),
-        Mistake(
-            "rounded down",
-            "You round down, and have a little too little.",
-            "The smallest whole number that is large enough: `math.ceil`.",
-            _servers_needed(whole=math.floor),
-        ),
-        Mistake(
-            "a fraction",
-            "You return a fraction of a server.",
-            "The smallest whole number that is large enough: `math.ceil`.",
-            _servers_needed(whole=float),
-        ),
-        Mistake(
-            "binary gigabytes",
-            "You take a gigabyte for 1,073,741,824 bytes.",
-            "A gigabyte is 1e9 bytes, as a gigabit is 1e9 bits.",
-            _servers_needed(gigabyte=2**30),
+            edit={"compute_seconds + (read_bytes + sent_bytes) / link_bytes": "compute_seconds"},
         ),
     ),
 )
 
 
 _LOOKUP = {"found": forms.array, "touched": [forms.size], "read_whole": forms.size}
+_TABLE = {"shards": [(forms.flag, forms.text, forms.array)], "lookups": forms.either([_LOOKUP], forms.nothing)}
 _TRAINED = {"counted": forms.number, "table": forms.array, str: forms.anything}
+_TASKS = {"tasks": (forms.whole, forms.whole), "shards": [(forms.text, forms.size)], "staleness": [forms.distance]}
 QUESTIONS = (
     forms.formed(STALENESS, {"staleness": [[forms.number]]}),
     forms.formed(SERVER, {"runs": [{"weights": forms.array, "used": [forms.scalar], "updates": forms.number}]}),
-    forms.formed(
-        TABLE,
-        {
-            "devices": forms.devices,
-            "shards": [(forms.flag, forms.text, forms.array)],
-            "lookups": forms.either([_LOOKUP], forms.nothing),
-        },
-    ),
-    forms.formed(
-        TRAIN,
-        {
-            "tasks": (forms.whole, forms.whole),
-            "shards": [(forms.text, forms.size)],
-            "staleness": [forms.distance],
-            **_TRAINED,
-        },
-    ),
+    forms.formed(TABLE, {"devices": forms.devices, **_TABLE}),
+    forms.formed(TRAIN, {**_TASKS, **_TRAINED}),
     forms.formed(RECOVERY, {"reports": [(forms.whole, forms.number)], **_TRAINED}),
     forms.formed(SERVERS, {"servers": [forms.number]}),
 )

@@ -1,6 +1,6 @@
 """Probes of exercise 03: TF_CONFIG, rows of each worker, two real workers, a killed one, a local batch.
 
-Needs NumPy; TensorFlow for q2 and q4, in processes of their own. The inputs are functions of the seed.
+Needs NumPy; TensorFlow for q2 and q4, in separate processes. The inputs are functions of the seed.
 """
 
 import json
@@ -137,7 +137,7 @@ def _linear_problem(rng: np.random.Generator, rows: int) -> dict[str, list]:
 
 def _read(text: object) -> object:
     if not isinstance(text, str):
-        return text  # its type is told beside it
+        return text  # its type stands beside it
     try:
         return json.loads(text)
     except ValueError:

@@ -1,6 +1,6 @@
 """Probes of exercise 04: a record of staleness, a server, a table in pieces, two real clusters, a size.
 
-Needs NumPy; TensorFlow for q3, and for q4 and q5 in processes of their own. The inputs are functions of the seed.
+Needs NumPy; TensorFlow for q3, and for q4 and q5 in separate processes. The inputs are functions of the seed.
 """
 
 import numpy as np
