@@ -4,7 +4,7 @@ import numpy as np
 
 
 class Trainer:
-    """A training run whose whole state you can see: least squares with noise on its inputs, and accumulation.
+    """A training run with all its state visible: least squares with noise on its inputs, and accumulation.
 
     weights, velocity  (4,), of SGD with momentum; changed in place
     sums, added        (4,), the present group's gradients, and how many were added

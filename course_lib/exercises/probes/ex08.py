@@ -1,6 +1,6 @@
 """Probes of exercise 08: a group's gradient, three loops, a step in little memory, a plan, two replicas.
 
-Needs NumPy; TensorFlow for q2 and q5, and for q3 in a process of its own. The inputs are functions of the seed.
+Needs NumPy; TensorFlow for q2 and q5, and for q3 in its own process. The inputs are functions of the seed.
 """
 
 import functools
