@@ -1,6 +1,6 @@
 """Probes of exercise 08: a group's gradient, three loops, a step in little memory, a plan, two replicas.
 
-Needs NumPy; TensorFlow for q2 and q5, and for q3 in a process of its own. The inputs are functions of the seed.
+Needs NumPy; TensorFlow for q2 and q5, and for q3 in its own process. The inputs are functions of the seed.
 """
 
 import functools
@@ -28,7 +28,7 @@ EXACT_MEMORY = {"TF_ENABLE_ONEDNN_OPTS": "0", "MALLOC_MMAP_THRESHOLD_": "65536",
 
 
 def streams(seed: int) -> list[tuple[list[tuple[np.ndarray, int]], int]]:
-    """q1's cases, (micro-batches, k), a micro-batch being (gradient (n,) float64, rows): a rest, none, and nothing else."""
+    """q1's cases, (micro-batches, k), with micro-batches (gradient (n,) float64, rows): a rest, none, a rest alone."""
     rng = np.random.default_rng(seed)
     cases = []
     for count, k in ((8, 3), (8, 4), (3, 5)):
@@ -51,7 +51,7 @@ def probe_group_gradients(names, seed):
 
 
 def linear_epoch(seed: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]], int]:
-    """Weights (3, 1), micro-batches (x (rows, 3), y (rows, 1)) of as many rows each, and k, which does not divide them."""
+    """Weights (3, 1), micro-batches (x (rows, 3), y (rows, 1)) of equal rows, and k, which does not divide them."""
     rng = np.random.default_rng(seed)
     rows, k = int(rng.integers(5, 9)), int(rng.integers(3, 5))
     shapes = [((rows, 3), (rows, 1))] * (2 * k + int(rng.integers(1, k)))
@@ -60,7 +60,7 @@ def linear_epoch(seed: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarr
 
 
 def _far_weights(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Weights far from the minimum: no gradient is near zero, where Adam makes much of its rounding and nothing is clipped."""
+    """Weights far from the minimum: near zero, gradients are not clipped and Adam amplifies their rounding."""
     return (rng.uniform(2, 4, shape) * rng.choice([-1, 1], shape)).astype("float32")
 
 
@@ -97,7 +97,7 @@ def step_sizes(seed: int) -> dict[str, int]:
 
 
 def probe_big_step(names, seed):
-    """What the learner's step needed and did, in a fresh process."""
+    """What the learner's step needed and did, in a new process."""
     try:
         step = Program.of(names["big_step"])
     except CourseError as error:
@@ -118,9 +118,9 @@ def probe_big_step(names, seed):
 def measure_step(big_step, micro_batch, rows, seed):
     """A worker's program: the memory of plain steps and of the learner's, and what the learner's did.
 
-    Returns  bytes: of the "gradients", and the peaks of a plain step on "one" micro-batch and of "yours"; "off": how far
-             the weights' change is from that of the right gradient, and of wrong ones; "updates"; the "loss" returned,
-             and "losses", those of the micro-batches; "passes": [name, rows, inside a graph]
+    Returns  bytes: of the "gradients", and the peaks of a plain step on "one" micro-batch and of "yours"; "off": how
+             far the weights' change is from that of the right gradient, and of wrong ones; "updates"; the "loss"
+             returned, and "losses", those of the micro-batches; "passes": [name, rows, inside a graph]
     """
     bench = _Bench(micro_batch, rows, seed)
     bench.plain_step(bench.x[:2], bench.y[:2])  # what only a first step needs
@@ -200,7 +200,7 @@ class _Bench:
         if not in_graph:
             return measure.peak_memory_bytes(lambda: self.plain_step(*self.parts[0]))
         step = tf.function(self.plain_step)
-        # A graph's operations run side by side, and not always the same ones: as many chances as the learner's step has.
+        # A graph's operations run side by side, not always the same ones: give it as many chances as the learner's.
         return max(measure.peak_memory_bytes(lambda: step(*self.parts[0])) for _ in self.parts)
 
     def measure(self, big_step) -> dict[str, object]:
@@ -264,7 +264,7 @@ def _watched(predictions, passes):
 
 
 def runs_to_plan(seed: int) -> list[dict[str, int]]:
-    """q4's cases; they differ in what decides. In the last two nothing fits, or the replicas do not divide the batch."""
+    """q4's cases, each decided by something else; in two, nothing fits or the replicas do not divide the batch."""
     rng = np.random.default_rng(seed)
     base = {"global_batch": 80, "replicas": 2}
     special = [

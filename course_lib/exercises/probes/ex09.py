@@ -283,8 +283,8 @@ def _error(seed, policy, trial_seed, updates, split) -> float:
     return float(by_seed * (0.5 if split != HELD_OUT else 1) + noise + mixed + 0.5 * math.exp(-updates / 20))
 
 
-class Laboratory:
-    """A machine with a clock of its own, that gets slower with every step, and the trials that run on it.
+class PrecisionBench:
+    """A machine with its own clock that gets slower with every step, and the trials that run on it.
 
     The first steps of a trial are slow, and a few of mixed's later ones are far too slow or too fast.
     """
@@ -300,8 +300,8 @@ class Laboratory:
     def clock(self) -> float:
         return self._now
 
-    def new_trial(self, policy: str, seed: int) -> "Trial":
-        return Trial(self, policy, int(seed))
+    def new_trial(self, policy: str, seed: int) -> "PrecisionTrial":
+        return PrecisionTrial(self, policy, int(seed))
 
     def run(self, policy: str, trial_seed: int, number: int) -> None:
         """Take one step, the trial's `number`-th from 0."""
@@ -316,25 +316,26 @@ class Laboratory:
             seconds = 1.0
         self._now += seconds * rng.uniform(0.995, 1.005) * self.SLOWER**self._steps
         self._steps += 1
-        self.timed += [policy] if late >= 0 else []
+        if late >= 0:
+            self.timed.append(policy)
 
     def error(self, policy: str, trial_seed: int, updates: int, split: str) -> float:
         self.asked.append([policy, trial_seed, updates, split])
         return _error(self._seed, policy, trial_seed, updates, split)
 
 
-class Trial:
-    """One training run on the laboratory's machine: what q5's `new_trial` gives."""
+class PrecisionTrial:
+    """One training run on the bench: what q5's `new_trial` gives."""
 
-    def __init__(self, laboratory: Laboratory, policy: str, seed: int):
-        self._laboratory, self._who, self._updates = laboratory, (policy, seed), 0
+    def __init__(self, bench: PrecisionBench, policy: str, seed: int):
+        self._bench, self._who, self._updates = bench, (policy, seed), 0
 
     def step(self) -> None:
-        self._laboratory.run(*self._who, self._updates)
+        self._bench.run(*self._who, self._updates)
         self._updates += 1
 
     def error(self, split: str) -> float:
-        return self._laboratory.error(*self._who, self._updates, split)
+        return self._bench.error(*self._who, self._updates, split)
 
 
 def verdicts(seed: int) -> list[dict[str, object]]:
@@ -366,14 +367,14 @@ def _sample(rng, mean, standard_error, count) -> np.ndarray:
 
 
 def probe_comparison(names, seed):
-    """What the learner's comparison measures on the laboratory's machine, what it asked for, and its verdicts."""
-    laboratory, arguments = Laboratory(seed), comparison(seed)["arguments"]
-    ratio, differences = names["compare_precisions"](laboratory.new_trial, laboratory.clock, **arguments)
+    """What the learner's comparison measures on the bench, what it asked for, and its verdicts."""
+    bench, arguments = PrecisionBench(seed), comparison(seed)["arguments"]
+    ratio, differences = names["compare_precisions"](bench.new_trial, bench.clock, **arguments)
     said = [names["verdict"](list(map(float, case["differences"])), TOLERANCE) for case in verdicts(seed)]
     return {
         "ratio": float(ratio),
         "differences": [float(difference) for difference in differences],
-        "asked": laboratory.asked,
-        "most_in_a_row": max((len(list(run)) for _, run in itertools.groupby(laboratory.timed)), default=0),
+        "asked": bench.asked,
+        "most_in_a_row": max((len(list(run)) for _, run in itertools.groupby(bench.timed)), default=0),
         "verdicts": [str(one) for one in said],
     }

@@ -8,14 +8,14 @@ import json
 
 import numpy as np
 
-from course_lib import data
 from course_lib.exercises.ask import Stopped
+from course_lib.exercises.given.capstone_cases import WARMUP, digits_case, loops, measured
+from course_lib.exercises.given.trainer import Trainer
 from course_lib.exercises.probes.state import copies_of, device_names
 
 EPOCHS = ((0, True), (1, True), (0, True), (0, False))  # of q1: (epoch, training), one of them asked for again
 MARK = 0.5  # what q1's augmentation adds to every pixel
 AFTER = 40  # micro-batches that q3's run goes on for
-REPEATS, WARMUP = 12, 3  # of q5's times
 
 
 # q1: a replica's input
@@ -99,48 +99,6 @@ def probe_rates(names, seed):
 # q3: a resume
 
 
-class Trainer:
-    """A training run whose whole state you can see: least squares with noise on its inputs, and accumulation.
-
-    weights, velocity  (4,), of SGD with momentum; changed in place
-    sums, added        (4,), the present group's gradients, and how many were added
-    updates            so far; the learning rate falls with them
-    position           of the next micro-batch, counted over all epochs
-    generator          NumPy's, draws the noise; a new process has a new one
-    """
-
-    MICRO_BATCH, GROUP, ROWS = 4, 3, 48
-
-    def __init__(self, seed: int, process: int = 0):
-        rng = np.random.default_rng(seed)
-        self._x, self._seed = rng.normal(size=(self.ROWS, 4)), seed
-        self._y = self._x @ rng.normal(size=4) + 0.1 * rng.normal(size=self.ROWS)
-        self.weights, self.velocity, self.sums = np.zeros(4), np.zeros(4), np.zeros(4)
-        self.added = self.updates = self.position = 0
-        self.generator = np.random.default_rng([seed, process])
-
-    def step(self) -> float:
-        """Train on the next micro-batch; return its loss before the step."""
-        epoch, place = divmod(self.position, self.ROWS // self.MICRO_BATCH)
-        order = np.random.default_rng([self._seed, epoch]).permutation(self.ROWS)
-        rows = order[place * self.MICRO_BATCH : (place + 1) * self.MICRO_BATCH]
-        x = self._x[rows] + 0.1 * self.generator.normal(size=(self.MICRO_BATCH, 4))
-        error = x @ self.weights - self._y[rows]
-        self.sums += x.T @ error / self.MICRO_BATCH
-        self.added, self.position = self.added + 1, self.position + 1
-        if self.added == self.GROUP:
-            self._update()
-        return float(np.mean(error**2))
-
-    def _update(self) -> None:
-        rate = 0.1 / (1 + 0.2 * self.updates)
-        self.velocity *= 0.8
-        self.velocity -= rate * self.sums / self.GROUP
-        self.weights += self.velocity
-        self.sums[:] = 0
-        self.added, self.updates = 0, self.updates + 1
-
-
 def kills(seed: int) -> list[int]:
     """Micro-batches after which q3's runs are saved: in the middle of a group, and of the second epoch or the third."""
     rng = np.random.default_rng(seed)
@@ -181,15 +139,6 @@ def _numbers(value) -> list | int | float:
 # q4: a whole run
 
 
-def digits_case(seed: int) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """The digits' training and test splits, with the classes renamed: a fresh permutation of 0 to 9."""
-    names = np.random.default_rng(seed).permutation(10)
-    return tuple(
-        (images, names[labels].astype("int32"))
-        for images, labels in (data.arrays("digits", s) for s in ("train", "test"))
-    )
-
-
 def probe_training(names, seed):
     """What q4's run leaves on the replicas, how many updates it took, and how many answers are right."""
     strategy = _strategy()
@@ -225,40 +174,6 @@ def _strategy():
 
 
 # q5: efficiencies
-
-
-def measured(seed: int) -> dict[tuple[int, int], list[float]]:
-    """q5's times: (replicas, global batch) to the seconds of each step; slow at first, and now and then far too slow."""
-    rng = np.random.default_rng(seed)
-    local, compute, sums = int(rng.choice([32, 64, 128])), rng.uniform(0.8e-3, 2e-3), rng.uniform(0.01, 0.04)
-    times = {}
-    for replicas in (1, 2, 4, 8):
-        for global_batch in (8 * local, replicas * local):
-            seconds = 0.02 + compute * global_batch / replicas + sums * np.log2(replicas)
-            steps = seconds * rng.uniform(0.99, 1.01, REPEATS)
-            steps[:WARMUP] *= rng.uniform(5, 20, WARMUP)
-            steps[rng.choice(np.arange(WARMUP, REPEATS), 2, replace=False)] *= [
-                rng.uniform(3, 6),
-                rng.uniform(0.3, 0.6),
-            ]
-            times[replicas, global_batch] = steps.tolist()
-    return times
-
-
-def loops(seed: int) -> list[dict[str, float]]:
-    """q5's parts, in seconds: each of the three is the answer twice, and in two loops the longest part is hidden."""
-    rng = np.random.default_rng(seed)
-    shapes = [(9, 4, 2), (3, 6, 2), (3, 2, 6), (5, 4, 3), (6, 3, 5), (8, 5, 1)]
-    unit = rng.uniform(0.005, 0.02)
-    return [
-        dict(
-            zip(
-                ("input", "compute", "communication"),
-                (float(unit * part * rng.uniform(0.98, 1.02)) for part in shapes[place]),
-            )
-        )
-        for place in rng.permutation(len(shapes))
-    ]
 
 
 def probe_scaling(names, seed):

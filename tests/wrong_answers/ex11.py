@@ -1,0 +1,35 @@
+"""Exercise 11, q4: trainings that miss the goal. Needs Keras."""
+
+import contextlib
+
+import keras
+
+
+def _train(in_scope=True, batch=128, epochs=1, rate=0.1, hidden=(), more_updates=0):
+    """A small classifier on the digits, with one thing wrong; more_updates are counted and, to be quick, not made."""
+
+    def train(strategy, images, labels):
+        keras.utils.set_random_seed(0)
+        with strategy.scope() if in_scope else contextlib.nullcontext():
+            layers = [
+                keras.Input(images.shape[1:]),
+                keras.layers.Flatten(),
+                *(keras.layers.Dense(n, "relu") for n in hidden),
+            ]
+            model = keras.Sequential([*layers, keras.layers.Dense(10)])
+            optimizer = keras.optimizers.SGD(rate, momentum=0.9)
+            model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.fit(images, labels, batch_size=batch, epochs=epochs, verbose=0)
+        optimizer.iterations.assign_add(more_updates)
+        return model
+
+    return train
+
+
+WRONG = {
+    ("q4", "outside the scope"): _train(in_scope=False),
+    ("q4", "over the budget"): _train(more_updates=700),
+    ("q4", "diverged"): _train(rate=1e4, hidden=(16,)),
+    ("q4", "learned by heart"): _train(batch=480, epochs=25, rate=0.3, hidden=(128,)),
+    ("q4", "hardly trained"): _train(epochs=2, rate=0.03),
+}
