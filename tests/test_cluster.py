@@ -26,7 +26,7 @@ from chaos_cluster import ours
 from conftest import HAS_TENSORFLOW
 
 from course_lib import cluster
-from course_lib.cluster import local, outcome, processes, start_supervisor, supervisor, supervisor_events
+from course_lib.cluster import local, outcome, processes, run_state, start_supervisor, supervisor, task_process
 from course_lib.cluster.worker_program import Program
 from course_lib.errors import CourseError
 
@@ -63,7 +63,7 @@ def run(program, *, folder=None, ports=(), show=None, **fields) -> cluster.Outco
     return cluster.run(job(program, **fields), folder=folder, ports=ports, show=show)
 
 
-def start(program, *, folder=None, ports=(), show=None, **fields) -> cluster.Cluster:
+def start(program, *, folder=None, ports=(), show=None, **fields) -> cluster.LocalCluster:
     return cluster.start(job(program, **fields), folder=folder, ports=ports, show=show)
 
 
@@ -445,7 +445,7 @@ def test_a_result_that_cannot_be_read_here():
 
 
 def test_an_error_that_was_told_counts_though_a_kill_came_before_the_exit():
-    task = supervisor.TaskProcess("worker 0", 0, None)
+    task = task_process.TaskProcess("worker 0", 0, None)
     task.asked, task.code = True, -signal.SIGKILL
     assert task.wanted
     task.error = "ValueError"
@@ -825,7 +825,7 @@ def test_a_flood_of_lines_is_neither_lost_nor_slow_to_search():
 
 def test_a_search_looks_at_each_item_once():
     items, looked = [1, 2], []
-    find = supervisor_events.first(items, lambda item: looked.append(item) or item == 4)
+    find = run_state.first(items, lambda item: looked.append(item) or item == 4)
     assert find() is None and find() is None
     items += [3, 4, 5]
     assert find() == 4 and looked == [1, 2, 3, 4]
@@ -844,7 +844,7 @@ def test_a_search_looks_at_each_item_once():
     ],
 )
 def test_numbers_are_reached_and_words_are_met(value, wanted, answer):
-    assert supervisor_events.reaches(value, wanted) is answer
+    assert run_state.reaches(value, wanted) is answer
 
 
 # Nothing left behind
@@ -879,7 +879,7 @@ def test_nothing_is_left_after_an_interrupt_in_a_wait(root, forks):
 
 
 @both_ways
-@pytest.mark.parametrize("moment", ["_prepare", "start_supervisor", "Watch"])
+@pytest.mark.parametrize("moment", ["_prepare", "start_supervisor", "RunState"])
 def test_nothing_is_left_after_an_interrupt_of_the_start(root, monkeypatch, moment, forks):
     right = getattr(local, moment)
 

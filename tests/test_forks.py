@@ -236,9 +236,9 @@ def test_nothing_is_left_when_the_parent_of_forks_is_killed(tmp_path, number):
         textwrap.dedent("""
         import json, os, psutil, threading
         from course_lib import cluster
-        from course_lib.cluster import launch
+        from course_lib.cluster import start_supervisor
 
-        launch.can_fork, launch.modules = lambda job: True, lambda job: ()
+        start_supervisor.can_fork, start_supervisor.modules = lambda job: True, lambda job: ()
 
         def waits(task):
             import threading

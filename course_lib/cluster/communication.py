@@ -16,7 +16,7 @@ from course_lib.cluster.job import Job, Link, Resources
 from course_lib.cluster.local import run
 
 WARMUP = 2  # steps that trace, connect and open TCP's window
-STORED = Path(__file__).with_name("network_laboratory.json")  # written by tests/benchmark_network.py --write
+STORED = Path(__file__).with_name("stored_link_timings.json")  # written by tests/benchmark_network.py --write
 LAYER_UNITS, LAYERS, FEATURES, CLASSES = 512, 3, 64, 10  # of the training step's model
 
 

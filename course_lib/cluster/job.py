@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 
-from course_lib.cluster.worker_program import Program
+from course_lib.cluster.worker_program import WorkerProgram
 from course_lib.errors import CourseError
 
 FRAMEWORKS = ("tensorflow", "jax")
@@ -70,7 +70,7 @@ class Job:
     Raises             CourseError when the description cannot work
     """
 
-    program: Program | Callable | str
+    program: WorkerProgram | Callable | str
     workers: int = 2
     parameter_servers: int = 0
     evaluator: bool = False
@@ -82,7 +82,7 @@ class Job:
     link: Link | None = None
 
     def __post_init__(self):
-        object.__setattr__(self, "program", Program.of(self.program))
+        object.__setattr__(self, "program", WorkerProgram.of(self.program))
         object.__setattr__(self, "arguments", dict(self.arguments))
         object.__setattr__(self, "environment", dict(self.environment))
         if self.workers < 1 or self.parameter_servers < 0 or self.restarts < 0:
@@ -136,7 +136,7 @@ class Job:
     @classmethod
     def from_json(cls, text: str) -> "Job":
         fields = json.loads(text)
-        fields["program"] = Program(**fields["program"])
+        fields["program"] = WorkerProgram(**fields["program"])
         fields["resources"] = Resources(**fields["resources"])
         fields["link"] = fields["link"] and Link(**fields["link"])
         return cls(**fields)

@@ -91,7 +91,7 @@ def _success(job: Job) -> dict:
 def _pod(job: Job, name: str, image: str, claim: str | None) -> dict:
     hosts = ",".join(f"{name}-{rank}.{name}" for rank in range(len(job.tasks)))
     storage = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
-    ports = range(FIRST_PORT, FIRST_PORT + len(job.tasks) + 1)  # the tasks' and their gathering's
+    ports = range(FIRST_PORT, FIRST_PORT + len(job.tasks) + 1)  # the tasks' and their rendezvous'
     return {
         "subdomain": name,
         "restartPolicy": "Never",

@@ -27,7 +27,7 @@ PAYLOAD_BYTES = FRAME_BYTES - 14 - 20 - 20 - 12  # less Ethernet, IP, TCP, and T
 PAYLOAD_SHARE = PAYLOAD_BYTES / FRAME_BYTES  # 0.956: what a rate of frames leaves for data
 
 
-class Laboratory:
+class NetworkLab:
     """As many namespaces as tasks, joined by a switch in one more.
 
     hosts  one address per task; another laboratory has the same, because neither sees the other

@@ -19,7 +19,7 @@ CONSEQUENCES = (
 
 
 @dataclass(frozen=True)
-class Report:
+class TaskReport:
     """What a program told with `task.report(...)`."""
 
     task: str
@@ -92,7 +92,7 @@ class Outcome:
     """
 
     results: Mapping[str, object]
-    reports: tuple[Report, ...]
+    reports: tuple[TaskReport, ...]
     log: Mapping[str, str]
     exits: tuple[Exit, ...]
     restarts: int

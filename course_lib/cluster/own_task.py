@@ -9,7 +9,7 @@ from course_lib.errors import CourseError
 FIRST_PORT = 23450  # of a job's first task, where nobody says otherwise
 
 
-def find_place(job: Job, environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+def identify_task(job: Job, environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """This task's name and every task's address.
 
     The local supervisor gives both. Slurm and Kubernetes give a number and,

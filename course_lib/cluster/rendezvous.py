@@ -26,11 +26,11 @@ IDLE_SECONDS = (
 )
 
 
-class Gathering:
+class Rendezvous:
     """One task's part: the first task hosts; the others join, and wait here until it listens.
 
     name       this task
-    addresses  every task's name to its "host:port"; the gathering has the port after the tasks'
+    addresses  every task's name to its "host:port"; the rendezvous has the port after the tasks'
     Raises     CourseError when that port is taken
     """
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from course_lib import devices
 from course_lib.cluster.job import Job
-from course_lib.cluster.own_task import find_place
-from course_lib.cluster.rendezvous import Gathering, listen
+from course_lib.cluster.own_task import identify_task
+from course_lib.cluster.rendezvous import Rendezvous, listen
 from course_lib.errors import CourseError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -84,7 +84,7 @@ def run_task(folder: Path, environment: dict[str, str]) -> int:
     """Run this process's task; return its exit code."""
     faulthandler.enable()
     job = _read_job(folder)
-    name, addresses = find_place(job, environment)
+    name, addresses = identify_task(job, environment)
     attempt, shared = int(environment.get("COURSE_ATTEMPT", 0)), folder / "shared"
     for path in (shared, folder / "results"):
         path.mkdir(exist_ok=True)
@@ -130,7 +130,7 @@ def _join_others(job: Job, name: str, addresses: Mapping[str, str]):
     """A call that waits until all programs have returned."""
     if name in addresses:
         listen(int(addresses[name].rsplit(":", 1)[1])).close()  # the framework's own error names no remedy
-    return Gathering(name, addresses, job).leave
+    return Rendezvous(name, addresses, job).leave
 
 
 def _join_supervisor(descriptor: int):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from course_lib import devices
-from course_lib.cluster.worker_program import Program
+from course_lib.cluster.worker_program import WorkerProgram
 from course_lib.errors import CourseError
 from course_lib.planner.blocks import Chain
 from course_lib.planner.calibration import fitted
@@ -174,7 +174,7 @@ def _own(text: str, optimizer: str) -> Chain:
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # "module:function" of the folder that one types in, as for python -m
-    make = Program.of(text).load()
+    make = WorkerProgram.of(text).load()
     try:
         model = make()
     except Exception as error:  # the learner's own code

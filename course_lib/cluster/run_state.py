@@ -9,12 +9,12 @@ from pathlib import Path
 
 from course_lib.cluster import processes
 from course_lib.cluster.job import Job
-from course_lib.cluster.outcome import Exit, Report, RunFailed, first_cause
+from course_lib.cluster.outcome import Exit, RunFailed, TaskReport, first_cause
 from course_lib.cluster.processes import Forked
 from course_lib.errors import CourseError
 
 
-class Watch:
+class RunState:
     """A run as its supervisor tells it, event by event.
 
     lines  (task, "out" or "err", text), in order of arrival
@@ -29,7 +29,7 @@ class Watch:
         self.addresses: dict[str, str] = {}
         self.pids: dict[str, int] = {}
         self.lines: list[tuple[str, str, str]] = []
-        self.reports: list[Report] = []
+        self.reports: list[TaskReport] = []
         self.exits: list[Exit] = []
         self.gone: set[str] = set()
         self.returned: set[str] = set()
@@ -74,7 +74,7 @@ class Watch:
         self.lines.append((task, stream, text))
 
     def _on_report(self, task, attempt, values):
-        self.reports.append(Report(task, attempt, values))
+        self.reports.append(TaskReport(task, attempt, values))
 
     def _on_failed(self, task, attempt, **error):
         self._errors[task, attempt] = error
