@@ -26,7 +26,7 @@ from chaos_cluster import ours
 from conftest import HAS_TENSORFLOW
 
 from course_lib import cluster
-from course_lib.cluster import local, outcome, processes, run_state, start_supervisor, supervisor, task_process
+from course_lib.cluster import local, outcome, processes, run_state, start_supervisor, task_process
 from course_lib.cluster.worker_program import Program
 from course_lib.errors import CourseError
 
@@ -477,9 +477,9 @@ def test_exits_of_earlier_attempts_are_not_blamed():
         ({"program": "json:nothing"}, "the module json has no function 'nothing'"),
         ({"program": "main"}, '"module:function" or "file.py:function", not \'main\''),
         ({"program": "missing.py:main"}, "the program missing.py cannot be read"),
-        ({"environment": {"TF_CONFIG": "{}"}}, "TF_CONFIG is made for each task"),
-        ({"environment": {"OMP_NUM_THREADS": 1}}, "environment has text for names and values"),
-        ({"workers": 0}, "1 worker or more"),
+        ({"environment": {"TF_CONFIG": "{}"}}, "TF_CONFIG is written for each task"),
+        ({"environment": {"OMP_NUM_THREADS": 1}}, "environment maps text to text"),
+        ({"workers": 0}, "needs workers of at least 1"),
         ({"framework": "torch"}, "tensorflow, jax, not 'torch'"),
         ({"framework": "jax", "parameter_servers": 1}, "Keras on JAX has no parameter servers"),
     ],
@@ -1205,7 +1205,7 @@ def test_random_kills_recover_to_the_undisturbed_losses_or_say_why_not(root, for
 
 
 @needs_tensorflow
-def test_two_tensorflow_workers_reduce_and_a_survivor_tells_what_it_saw():
+def test_two_tensorflow_workers_reduce_and_a_survivor_reports_what_it_saw():
     def program(task):
         import numpy as np
         import tensorflow as tf

@@ -104,7 +104,7 @@ def test_the_config_map_carries_the_job_unchanged():
     assert cluster.Job.from_json(config["data"]["job.json"]) == JOB
 
 
-def test_each_pod_finds_its_place():
+def test_each_pod_identifies_its_task():
     """The names are those that the Service gives to the pods of an indexed Job: JOB-INDEX.SUBDOMAIN."""
     items = kubernetes.manifests(JOB, "digits", "image")
     pod = job_of(items)["spec"]["template"]["spec"]
@@ -121,7 +121,7 @@ def test_a_name_that_kubernetes_refuses_is_one_line(name):
         kubernetes.manifests(JOB, name, "image")
 
 
-def test_a_place_that_does_not_fit_the_job_is_one_line():
+def test_variables_that_do_not_fit_the_job_are_one_line():
     config = {"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": {"type": "worker", "index": 0}}
     for environment, words in (
         ({"TF_CONFIG": json.dumps(config)}, "disagrees with the job.*worker 2, and the job has worker 0, worker 1"),

@@ -1,4 +1,4 @@
-"""Tasks that are forks: the same to a program as a Python of its own, to the system too, and gone as surely."""
+"""Tasks that are forks: to a program and to the system the same as a new Python, and ended as surely."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def forks(monkeypatch):
     monkeypatch.setattr(start_supervisor, "modules", lambda job: ())
 
 
-def test_a_fork_tells_what_a_python_of_its_own_tells(forks, monkeypatch, tmp_path):
+def test_a_fork_shows_what_a_new_python_shows(forks, monkeypatch, tmp_path):
     def tell(task):
         """What a program can see of its process."""
         import asyncio
@@ -180,14 +180,13 @@ def test_a_run_goes_on_without_the_server_that_began_it(forks):
 
 def test_a_server_that_dies_while_it_is_asked_is_one_line_and_the_next_start_has_another(forks, monkeypatch, tmp_path):
     start_supervisor.stop_server()
-    monkeypatch.setattr(
-        start_supervisor, "room", lambda: {"PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"}
-    )  # no Python starts so
+    nowhere = {"PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"}  # no Python starts so
+    monkeypatch.setattr(start_supervisor, "environment_space", lambda: nowhere)
     with pytest.raises(CourseError) as error:
         cluster.start(cluster.Job(waits, resources=RESOURCES))
     assert "the process that forks a cluster's tasks has ended" in one_line(error)
     assert_nothing_left(tmp_path)
-    monkeypatch.setattr(start_supervisor, "room", fork.room)
+    monkeypatch.setattr(start_supervisor, "environment_space", fork.environment_space)
     cluster.start(cluster.Job(waits, resources=RESOURCES), show=None).stop()
 
 

@@ -1,4 +1,4 @@
-"""Distributed jobs: described once, run on this machine, under Slurm or on Kubernetes; taught in notebooks/03 and 04."""
+"""Distributed jobs, described once and run here, under Slurm or on Kubernetes; taught in notebooks/03 and 04."""
 
 from course_lib.cluster.job import Job, Link, Resources
 from course_lib.cluster.local import LocalCluster, run, start

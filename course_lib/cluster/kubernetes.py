@@ -3,7 +3,8 @@
 Standard library only. The pods find each other by the stable names that a
 headless Service gives them. The image must hold this package and its framework.
 
-Sources: kubernetes.io, Indexed Job for parallel processing with static work assignment; Job with pod-to-pod communication.
+Sources: kubernetes.io, Indexed Job for parallel processing with static work assignment;
+Job with pod-to-pod communication.
 """
 
 import json
@@ -25,7 +26,7 @@ def manifests(job: Job, name: str, image: str, *, claim: str | None = None) -> l
     name    of the three, and of the pods: lower-case letters, digits and hyphens
     image   of the pods
     claim   a PersistentVolumeClaim that all pods can write (ReadWriteMany), for checkpoints and results
-            in a folder of this name; without one, `task.folder` is empty and each pod's own, a restart
+            in a folder of this name; without one, each pod has an empty `task.folder`, a restart
             begins at the start, and what the program returned goes with the pods
     Raises  CourseError for a name that Kubernetes would refuse
 
@@ -34,7 +35,8 @@ def manifests(job: Job, name: str, image: str, *, claim: str | None = None) -> l
     """
     if not NAME.fullmatch(name):
         raise CourseError(
-            f"{name!r} is no name for Kubernetes: use up to 52 lower-case letters, digits and hyphens, a letter first."
+            f"{name!r} is not a name that Kubernetes takes: use up to 52 lower-case letters, digits and hyphens, "
+            f"a letter first."
         )
     if job.link:
         raise CourseError(
@@ -81,7 +83,7 @@ def _job(job: Job, name: str, labels: dict, image: str, claim: str | None) -> di
 
 
 def _success(job: Job) -> dict:
-    """Servers may be started again after the last program has returned, and nobody would tell those to leave."""
+    """The Job succeeds when every program has returned: a server started again after that would never end."""
     if job.programs == job.tasks:
         return {}
     ranks = ",".join(str(rank) for rank, name in enumerate(job.tasks) if name in job.programs)

@@ -1,7 +1,7 @@
 """A cluster of real processes on this machine, driven from a notebook cell; taught in notebooks/03.
 
-Needs Linux or macOS. Whatever becomes of this process, the supervisor that it
-starts ends every task and leaves no process, port or folder behind.
+Needs Linux or macOS. However this process ends, the supervisor that it starts
+ends every task and leaves no process, port or folder behind.
 """
 
 import json
@@ -54,15 +54,19 @@ def start(
     if os.name != "posix":
         raise CourseError("local clusters need Linux or macOS; on Windows open the course in WSL or in Colab.")
     if ports and (len(ports) != len(job.tasks) or not all(0 < port < 2**16 for port in ports)):
-        raise CourseError(f"ports is {list(ports)} for {len(job.tasks)} tasks; name one each from 1 to 65535, or none.")
+        raise CourseError(
+            f"{len(job.tasks)} tasks need {len(job.tasks)} ports from 1 to 65535, not {list(ports)}: "
+            f"name one per task, or leave ports out."
+        )
     if job.link:
         limited_links.require(job.link)
     wanted, free = len(job.tasks) * job.resources.memory_gib, _free_memory_bytes() / GIB
     if wanted > free:
         most = int(free / job.resources.memory_gib)
         raise CourseError(
-            f"{len(job.tasks)} tasks of {job.resources.memory_gib:g} GiB need {wanted:.1f} GiB and {free:.1f} GiB of memory "
-            f"are free: use {f'at most {most} tasks, or ' if most else ''}a smaller memory_gib if the tasks need less."
+            f"{len(job.tasks)} tasks of {job.resources.memory_gib:g} GiB need {wanted:.1f} GiB and {free:.1f} GiB "
+            f"of memory are free: use {f'at most {most} tasks, or ' if most else ''}a smaller memory_gib "
+            f"if the tasks need less."
         )
     return LocalCluster(job, folder, ports, show)
 
@@ -113,7 +117,7 @@ class LocalCluster:
 
     @property
     def exits(self) -> tuple[Exit, ...]:
-        """How each attempt ended that is over."""
+        """How each finished attempt ended."""
         return tuple(self._state.exits)
 
     @property
@@ -122,7 +126,7 @@ class LocalCluster:
         return Path(self._folder) / "shared"
 
     def kill(self, task: str) -> None:
-        """End a task with SIGKILL, as a lost machine would. A task that has ended stays ended."""
+        """End a task with SIGKILL, as when a machine is lost. A task that has ended stays ended."""
         self._command("kill", task)
 
     def pause(self, task: str) -> None:
@@ -138,7 +142,7 @@ class LocalCluster:
         self._command("restart", task)
 
     def wait_report(self, task: str, **at_least) -> TaskReport:
-        """Wait until a task, in any attempt, reports these values: numbers as large or larger, anything else the same."""
+        """Wait until a task, in any attempt, reports these values: numbers at least as large, anything else equal."""
         wanted = ", ".join(f"{name}={value!r}" for name, value in at_least.items()) or "anything"
 
         def fits(report: TaskReport) -> bool:
@@ -193,7 +197,7 @@ class LocalCluster:
         return f"Cluster: {', '.join(self._state.running()) or 'nothing'} running"
 
     def _command(self, command: str, task: str) -> None:
-        """Have a command obeyed, so that what comes next can rely on it."""
+        """Send a command to the supervisor and wait until it is done."""
         self._require(task)
         state = self._state
         self._commands += 1
@@ -244,7 +248,7 @@ class LocalCluster:
 
 
 def _free_memory_bytes() -> int:
-    """What this machine, or the container that this process is in, has left; a file cache can be dropped."""
+    """Free memory of this machine, or of this process's container; a file cache counts as free."""
     free, group = psutil.virtual_memory().available, Path("/sys/fs/cgroup")
     with suppress(OSError, ValueError):  # no such file, or "max" in it
         limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))

@@ -1,4 +1,4 @@
-"""What a local run tells: reports, how tasks ended, what they returned, or why there is nothing. Standard library only."""
+"""What a run leaves: reports, exits and results, or why it failed. Standard library only; taught in notebooks/03."""
 
 import signal
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ CONSEQUENCES = (
 
 @dataclass(frozen=True)
 class TaskReport:
-    """What a program told with `task.report(...)`."""
+    """What a program sent with `task.report(...)`."""
 
     task: str
     attempt: int

@@ -1,4 +1,4 @@
-"""What a cluster's supervisor has told so far: a thread writes it, waits read it."""
+"""What a cluster's supervisor has reported so far: one thread writes it, and waits read it."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from course_lib.errors import CourseError
 
 
 class RunState:
-    """A run as its supervisor tells it, event by event.
+    """A run as its supervisor reports it, event by event.
 
     lines  (task, "out" or "err", text), in order of arrival
     gone   tasks that ended, and that nothing but a `restart` brings back
@@ -40,7 +40,7 @@ class RunState:
         self._restarts = 0
 
     def follow(self, supervisor: subprocess.Popen | Forked) -> None:
-        """Take in events until the supervisor ends; runs in a thread of its own."""
+        """Read events until the supervisor ends; runs in its own thread."""
         try:
             with supervisor.stdout as events:
                 for line in events:
@@ -165,6 +165,6 @@ def first(items: Sequence, fits: Callable[[object], bool]) -> Callable[[], objec
 
 
 def reaches(value: object, wanted: object) -> bool:
-    """A number as large as wanted or larger; anything else the same."""
+    """Whether a number is at least as large as wanted, or anything else equal to it."""
     both_numbers = isinstance(value, Real) and isinstance(wanted, Real)
     return value >= wanted if both_numbers else value == wanted
