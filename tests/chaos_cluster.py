@@ -1,4 +1,4 @@
-"""Kill random tasks of a small training job at random moments, over and over: `python tests/chaos_cluster.py --runs 100`.
+"""Kill random tasks of a small training job at random moments: `python tests/chaos_cluster.py --runs 100`.
 
 A job trains, saves and recovers. Each run must end with the losses of the
 undisturbed run, to 1e-6 relative, or within its limit with one clear line;
@@ -154,7 +154,8 @@ def storm(
     for number in range(runs):
         _one_run(workload, draw, expected, tally, root)
         say(
-            f"run {number + 1}: {tally.recovered} recovered, {tally.ended} ended with a message, {len(tally.wrong)} wrong, {len(tally.left)} left"
+            f"run {number + 1}: {tally.recovered} recovered, {tally.ended} ended with a message, "
+            f"{len(tally.wrong)} wrong, {len(tally.left)} left"
         )
     return tally
 
@@ -212,7 +213,7 @@ def ours(root: Path) -> list[psutil.Process]:
 
 
 def left_behind(root: Path, addresses=()) -> list[str]:
-    """Processes, temporary folders and ports that should be gone; a connection's own aftermath in the kernel is none."""
+    """Processes, temporary folders and ports that should be gone; closed connections in TIME_WAIT do not count."""
     left = [f"process {process}" for process in ours(root)] + [
         f"folder {folder}" for folder in root.glob("course-cluster-*")
     ]
@@ -255,8 +256,9 @@ def main() -> int:
     for problem in tally.wrong + tally.left:
         print(f"  WRONG: {problem}")
     print(
-        f"{chosen.runs} runs, {tally.kills} kills, {tally.restarts} restarts: {tally.recovered} recovered to {TOLERANCE:g}, "
-        f"{tally.ended} ended with one line, {len(tally.wrong)} wrong, {len(tally.left)} processes, ports and folders left"
+        f"{chosen.runs} runs, {tally.kills} kills, {tally.restarts} restarts: "
+        f"{tally.recovered} recovered to {TOLERANCE:g}, {tally.ended} ended with one line, "
+        f"{len(tally.wrong)} wrong, {len(tally.left)} processes, ports and folders left"
     )
     return 1 if tally.wrong or tally.left else 0
 

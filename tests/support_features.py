@@ -200,7 +200,7 @@ def moves(setting):
 
 
 def half_the_replicas():
-    # A second strategy with collectives of its own would take the first one's for them.
+    # A second strategy with collectives would take the first one's for its own.
     names = [f"CPU:{i}" for i in range(REPLICAS // 2)]
     return tf.distribute.MirroredStrategy(names, cross_device_ops=tf.distribute.ReductionToOneDevice())
 

@@ -27,7 +27,7 @@ from conftest import HAS_TENSORFLOW
 
 from course_lib import cluster
 from course_lib.cluster import local, outcome, processes, run_state, start_supervisor, task_process
-from course_lib.cluster.worker_program import Program
+from course_lib.cluster.worker_program import WorkerProgram
 from course_lib.errors import CourseError
 
 ENOUGH_SECONDS = 60  # a bound on waits that end by events; nothing asserts a time
@@ -81,14 +81,14 @@ def one_line(error) -> str:
     return message
 
 
-def _waits() -> Program:
+def _waits() -> WorkerProgram:
     def waits(task):
         import threading
 
         task.report(ready=1)
         threading.Event().wait()
 
-    return Program.of(waits)
+    return WorkerProgram.of(waits)
 
 
 waits = _waits()  # as text: a task that imports this module would start its devices
@@ -256,7 +256,7 @@ def test_a_chief_coordinates_and_its_result_is_the_only_one():
 
 
 def test_the_environment_is_the_jobs_and_not_a_foreign_clusters(monkeypatch):
-    program = Program(
+    program = WorkerProgram(
         "program",
         text=textwrap.dedent("""
         def program(task):
@@ -293,7 +293,7 @@ def test_a_task_sees_its_own_gpus_alone(monkeypatch, here, gpus, seen):
     assert list(cluster.run(described, show=None).results.values()) == seen
 
 
-# How a failure is told
+# How a failure is reported
 
 
 @both_ways
@@ -457,7 +457,7 @@ def test_exits_of_earlier_attempts_are_not_blamed():
         outcome.Exit("worker 0", 0, 1, False, error="ValueError"),
         outcome.Exit("worker 1", 0, -9, True),
         outcome.Exit("worker 1", 1, 1, False, error="UnavailableError"),
-        outcome.Exit("worker 0", 1, -9, True, error="KeyError"),  # told, and killed on its way out
+        outcome.Exit("worker 0", 1, -9, True, error="KeyError"),  # reported, and killed as it ended
     ]
     assert outcome.first_cause(exits) is exits[3]
     assert outcome.first_cause(exits[:3]) is exits[0]
@@ -1057,7 +1057,8 @@ def test_a_supervisor_that_is_killed_takes_its_tasks_along_and_one_line_says_so(
         with pytest.raises(CourseError) as error:
             running.wait_report("worker 0", step=1)
         expected = {
-            signal.SIGKILL: "the cluster's supervisor ended (it was killed), and its tasks with it; start the cluster again"
+            signal.SIGKILL: "the cluster's supervisor ended (it was killed), and its tasks with it; "
+            "start the cluster again"
         }
         assert expected.get(number, "the cluster's supervisor ended") in one_line(
             error

@@ -1,4 +1,4 @@
-"""Tasks without a supervisor, as Slurm and Kubernetes start them: real processes on this machine, each told its rank."""
+"""Tasks without a supervisor, as Slurm and Kubernetes start them: real processes here, each with its rank."""
 
 import os
 import random
@@ -30,8 +30,8 @@ def returns_at_once_or_looks_at_the_other(task):
     if task.index == 0:
         (task.folder / "pid").write_text(str(os.getpid()))
         return "first"
-    told = task.folder.parent / "reports" / "attempt 0" / "worker 0.jsonl"
-    while not told.exists() or "returned" not in told.read_text():
+    reports = task.folder.parent / "reports" / "attempt 0" / "worker 0.jsonl"
+    while not reports.exists() or "returned" not in reports.read_text():
         time.sleep(0.05)
     os.kill(int((task.folder / "pid").read_text()), 0)  # raises when it has left
     return "second"

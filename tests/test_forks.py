@@ -73,17 +73,17 @@ def test_a_fork_shows_what_a_new_python_shows(forks, monkeypatch, tmp_path):
     monkeypatch.setenv("HELLO", "there")
     monkeypatch.chdir(tmp_path)
     resources = cluster.Resources(memory_gib=0.05, cpus=1, limit_seconds=ENOUGH_SECONDS)
-    told = {}
+    shown_by = {}
     for way in (False, True):
         monkeypatch.setattr(start_supervisor, "can_fork", lambda job, way=way: way)
         folder = tmp_path / "kept"
-        told[way] = cluster.run(
+        shown_by[way] = cluster.run(
             cluster.Job(tell, resources=resources), folder=folder, ports=(24231, 24232), show=None
         ).results
-    assert json.dumps(told[True], indent=1, sort_keys=True) == json.dumps(
-        told[False], indent=1, sort_keys=True
+    assert json.dumps(shown_by[True], indent=1, sort_keys=True) == json.dumps(
+        shown_by[False], indent=1, sort_keys=True
     )  # shown by line
-    assert told[True]["worker 1"]["marks"] == {"COURSE_FOLDER": str(tmp_path / "kept"), "COURSE_TASK": "worker 1"}
+    assert shown_by[True]["worker 1"]["marks"] == {"COURSE_FOLDER": str(tmp_path / "kept"), "COURSE_TASK": "worker 1"}
 
 
 def test_two_forks_draw_different_numbers(forks, monkeypatch):
@@ -145,21 +145,21 @@ def server() -> psutil.Process:
 
 
 def test_one_server_serves_until_the_environment_changes_or_it_dies(forks, monkeypatch):
-    def tells(task):
+    def hello(task):
         import os
 
         return os.environ.get("HELLO")
 
-    assert run(tells).result is None
+    assert run(hello).result is None
     first = server()
-    assert run(tells).result is None and server() == first
+    assert run(hello).result is None and server() == first
     monkeypatch.setenv("HELLO", "there")
-    assert run(tells).result == "there"
+    assert run(hello).result == "there"
     second = server()
     assert second != first and not first.is_running()
     second.kill()
     second.wait()
-    assert run(tells).result == "there" and server() != second
+    assert run(hello).result == "there" and server() != second
 
 
 def test_a_run_goes_on_without_the_server_that_began_it(forks):

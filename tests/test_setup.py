@@ -149,7 +149,7 @@ def test_a_mistake_in_the_call_is_no_traceback(checkout, arguments):
 
 
 class Steps:
-    """Stands for pip and uv: keeps the titles, leaves what the steps would leave, and fails where told."""
+    """Stands for pip and uv: keeps the titles, leaves what the steps would leave, and fails on request."""
 
     def __init__(self):
         self.titles: list[str] = []

@@ -18,6 +18,7 @@ from course_lib.cluster.local import run
 WARMUP = 2  # steps that trace, connect and open TCP's window
 STORED = Path(__file__).with_name("stored_link_timings.json")  # written by tests/benchmark_network.py --write
 LAYER_UNITS, LAYERS, FEATURES, CLASSES = 512, 3, 64, 10  # of the training step's model
+ROWS = 1024  # of each worker's batch
 
 
 @dataclass(frozen=True)
@@ -83,15 +84,12 @@ def measure_all_reduce(
     return _measure(timed_all_reduces, megabits, workers, {"sizes": sizes, "repeats": repeats})
 
 
-def measure_training(
-    megabits: Sequence[float] = (50, 100, 200), workers: int = 2, rows: int = 1024, repeats: int = 7
-) -> list[LinkTiming]:
-    """Train a Keras model of 0.56 million parameters on real workers, at one rate after another.
+def measure_training(megabits: Sequence[float] = (50, 100, 200)) -> list[LinkTiming]:
+    """Train a Keras model of 0.56 million parameters on two real workers, at one rate after another.
 
-    rows     of each worker's batch: more of them, more computing for the same communication
-    Raises   CourseError where links cannot be limited
+    Raises  CourseError where links cannot be limited
     """
-    return _measure(timed_training_steps, megabits, workers, {"rows": rows, "repeats": repeats})
+    return _measure(timed_training_steps, megabits, 2, {"rows": ROWS, "repeats": 7})
 
 
 def stored(name: str) -> tuple[str, list[LinkTiming]]:

@@ -126,9 +126,12 @@ class Job:
     @property
     def programs(self) -> tuple[str, ...]:
         """The tasks that run the program; the others serve them."""
-        return tuple(
-            name for name in self.tasks if not (self.parameter_servers and name.split()[0] in ("worker", "ps"))
-        )
+        serving = ("worker", "ps") if self.parameter_servers else ()
+        return tuple(name for name in self.tasks if not name.startswith(serving))
+
+    def rejoins(self, task: str) -> bool:
+        """Whether a lost task can be started again alone; a collective starts again as a whole."""
+        return task.startswith("evaluator") or (self.parameter_servers > 0 and task.startswith("worker"))
 
     def as_json(self) -> str:
         """The whole description; `Job.from_json` reads it where a task runs."""

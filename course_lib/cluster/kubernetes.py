@@ -91,6 +91,9 @@ def _success(job: Job) -> dict:
 
 
 def _pod(job: Job, name: str, image: str, claim: str | None) -> dict:
+    memory = {"memory": f"{round(job.resources.memory_gib * 1024)}Mi"}
+    cpus = {"cpu": str(job.resources.cpus)} if job.resources.cpus else {}
+    gpus = {"nvidia.com/gpu": str(job.resources.gpus)} if job.resources.gpus else {}
     hosts = ",".join(f"{name}-{rank}.{name}" for rank in range(len(job.tasks)))
     storage = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
     ports = range(FIRST_PORT, FIRST_PORT + len(job.tasks) + 1)  # the tasks' and their rendezvous'
@@ -104,7 +107,7 @@ def _pod(job: Job, name: str, image: str, claim: str | None) -> dict:
                 "command": ["python", "-u", "-m", "course_lib.cluster", FOLDER],
                 "env": [{"name": "COURSE_HOSTS", "value": hosts}],
                 "ports": [{"containerPort": port} for port in ports],
-                "resources": _resources(job),
+                "resources": {"requests": {**cpus, **memory}, "limits": {**memory, **gpus}},
                 "volumeMounts": [
                     {"name": "folder", "mountPath": FOLDER, **({"subPath": name} if claim else {})},
                     {"name": "job", "mountPath": f"{FOLDER}/job.json", "subPath": "job.json", "readOnly": True},
@@ -113,10 +116,3 @@ def _pod(job: Job, name: str, image: str, claim: str | None) -> dict:
         ],
         "volumes": [{"name": "job", "configMap": {"name": name}}, {"name": "folder", **storage}],
     }
-
-
-def _resources(job: Job) -> dict:
-    memory = {"memory": f"{round(job.resources.memory_gib * 1024)}Mi"}
-    cpus = {"cpu": str(job.resources.cpus)} if job.resources.cpus else {}
-    gpus = {"nvidia.com/gpu": str(job.resources.gpus)} if job.resources.gpus else {}
-    return {"requests": {**cpus, **memory}, "limits": {**memory, **gpus}}

@@ -177,14 +177,12 @@ class LocalCluster:
         if self._outcome:
             return self._outcome
         state = self._state
-        over = self._wait(
-            lambda: state.over if state.over and state.over["kind"] == "returned" else None, state.deserted
-        )
+        self._wait(lambda: state.over and state.over["kind"] == "returned" or None, state.deserted)
         try:
             results = {name: _read_result(Path(self._folder), name) for name in self.job.programs}
         finally:
             self.stop()
-        self._outcome = Outcome(results, tuple(state.reports), state.logs(), tuple(state.exits), over["restarts"])
+        self._outcome = Outcome(results, tuple(state.reports), state.logs(), tuple(state.exits), state.over["restarts"])
         return self._outcome
 
     def __enter__(self) -> "LocalCluster":

@@ -85,7 +85,7 @@ class Rendezvous:
             if returned:
                 self._returned.add(name)
                 self._changed.notify_all()
-            elif not self._over and not _rejoins(name, self._job):
+            elif not self._over and not self._job.rejoins(name):
                 _end(f"{name} was lost, so {self._name} ends as well")
 
     def _read_host(self) -> None:
@@ -126,11 +126,6 @@ def _join(place: tuple[str, int], name: str) -> socket.socket:
     with suppress(OSError):  # the host sees the loss
         _say(host, name)
     return host
-
-
-def _rejoins(name: str, job: Job) -> bool:
-    """Whether a lost task can be started again alone; a collective cannot be rejoined."""
-    return name.startswith("evaluator") or job.parameter_servers > 0 and name.startswith("worker")
 
 
 def _say(connection: socket.socket, word: str) -> None:

@@ -191,9 +191,7 @@ class Supervisor:
             if self.over.done() or task.replaced:
                 return
             self.restarts += 1
-            # An evaluator, or a worker of parameter servers, can rejoin; a collective starts again as a whole.
-            alone = task.name.startswith("evaluator") or self.job.parameter_servers and task.name.startswith("worker")
-            names = [task.name] if alone else self.job.tasks
+            names = [task.name] if self.job.rejoins(task.name) else self.job.tasks
             self.say("restarting", tasks=list(names), after=task.name)
             await self.replace(names)
 

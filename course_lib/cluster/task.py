@@ -91,7 +91,9 @@ def run_task(folder: Path, environment: dict[str, str]) -> int:
     if "COURSE_CHANNEL" in environment:
         channel, leave = _join_supervisor(int(environment["COURSE_CHANNEL"]))
     else:
-        channel, leave = _open_reports(folder, name, attempt), _join_others(job, name, addresses)
+        reports = folder / "reports" / f"attempt {attempt}"
+        reports.mkdir(parents=True, exist_ok=True)
+        channel, leave = open(reports / f"{name}.jsonl", "a"), _join_others(job, name, addresses)
         environment["no_grpc_proxy"] = ",".join(address.rsplit(":", 1)[0] for address in addresses.values())
     task = Task(name, addresses, shared, attempt, channel)
     environment.update(job.task_environment(name, addresses))
@@ -121,12 +123,6 @@ def _read_job(folder: Path) -> Job:
         ) from None
 
 
-def _open_reports(folder: Path, name: str, attempt: int):
-    reports = folder / "reports" / f"attempt {attempt}"
-    reports.mkdir(parents=True, exist_ok=True)
-    return open(reports / f"{name}.jsonl", "a")
-
-
 def _join_others(job: Job, name: str, addresses: Mapping[str, str]):
     """A call that waits until all programs have returned."""
     if name in addresses:
@@ -138,7 +134,8 @@ def _join_supervisor(descriptor: int):
     """Where reports go, and a call that waits until the supervisor lets this task leave."""
     channel, released = socket.socket(fileno=descriptor), threading.Event()
     channel.set_inheritable(False)  # what the program starts would keep it open
-    _die_with_parent()
+    if sys.platform == "linux":  # the kernel kills this task with its parent, also while it is paused
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_follow, args=(channel, released), daemon=True).start()
     return channel.makefile("w"), released.wait
 
@@ -148,12 +145,6 @@ def _follow(channel: socket.socket, released: threading.Event) -> None:
     if not channel.recv(1):
         os.killpg(os.getpgid(0), signal.SIGKILL)
     released.set()
-
-
-def _die_with_parent() -> None:
-    """On Linux the kernel does this, also while this task is paused."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _serve(task: Task) -> None:

@@ -21,7 +21,7 @@ MODELS = {
 class Request:
     """One train step for one slice.
 
-    model         {"name": one of MODELS}, {"program": fields of cluster.program.Program}
+    model         {"name": one of MODELS}, {"program": fields of cluster.worker_program.WorkerProgram}
                   or {"json": keras.Model.to_json()}, and "arguments" of the first two
     batch         rows of the global batch
     mesh          axis name to devices; the batch is split over the axis "data"
