@@ -117,7 +117,7 @@ def test_each_pod_identifies_its_task():
 
 @pytest.mark.parametrize("name", ["Digits", "1st", "a" * 60, "digits_1", ""])
 def test_a_name_that_kubernetes_refuses_is_one_line(name):
-    with pytest.raises(CourseError, match="no name for Kubernetes"):
+    with pytest.raises(CourseError, match="not a name that Kubernetes takes"):
         kubernetes.manifests(JOB, name, "image")
 
 
