@@ -493,7 +493,7 @@ def test_a_job_that_cannot_work_is_refused_in_one_line(fields, message):
 @pytest.mark.parametrize(
     "fields", [{"cpus": 0}, {"memory_gib": 0}, {"limit_seconds": -1.0}, {"task_seconds": 0}, {"gpus": -1}]
 )
-def test_resources_are_above_zero(fields):
+def test_resources_out_of_range_are_named(fields):
     with pytest.raises(CourseError, match=next(iter(fields))):
         cluster.Resources(**fields)
 
@@ -547,7 +547,7 @@ def test_ports_that_are_taken_or_too_many(root, forks):
         assert f"port {number} cannot be used (Address already in use): name a free one" in one_line(error)
     assert_nothing_left(root)
     for ports in ([1, 2, 3], [0, 70000]):
-        with pytest.raises(CourseError, match="for 2 tasks; name one each from 1 to 65535, or none"):
+        with pytest.raises(CourseError, match="2 tasks need 2 ports from 1 to 65535"):
             start(waits, ports=ports)
     with start(waits, workers=1) as first:
         number = int(first.addresses["worker 0"].rpartition(":")[2])
