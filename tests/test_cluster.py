@@ -705,8 +705,8 @@ def test_who_is_started_again_after_whom(lost, repeated):
         before = dict(running.pids)
         running.kill(lost)
         assert running.wait_exit(lost).asked
-        with running._watch.changed:  # no public call waits for a restart that nobody asked for
-            assert running._watch.changed.wait_for(
+        with running._state.changed:  # no public call waits for a restart that nobody asked for
+            assert running._state.changed.wait_for(
                 lambda: {t for t in before if running.pids[t] != before[t]} >= set(repeated), 60
             )
         assert [task for task in described.tasks if running.pids[task] != before[task]] == repeated
@@ -721,8 +721,8 @@ def test_a_task_killed_after_it_returned_still_counts():
         return "later"
 
     with tempfile.TemporaryDirectory() as folder, start(program, arguments={"go": f"{folder}/go"}) as running:
-        with running._watch.changed:
-            assert running._watch.changed.wait_for(lambda: "worker 0" in running._watch.returned, 60)
+        with running._state.changed:
+            assert running._state.changed.wait_for(lambda: "worker 0" in running._state.returned, 60)
         running.kill("worker 0")
         ended = running.wait_exit("worker 0")
         assert ended.returned and not ended.failed
