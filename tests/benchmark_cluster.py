@@ -41,7 +41,7 @@ def first_all_reduce(task):
 
 
 def train_cnn(task, local_batch, warm_up, steps):
-    """Train on one batch of its own; return the seconds of each step."""
+    """Train on one batch; return the seconds of each step."""
     import time
 
     import keras
@@ -95,12 +95,14 @@ def main() -> None:
     starts = [(cluster_seconds(), process_seconds()) for _ in range(chosen.repeats)]
     together, alone = map(statistics.median, zip(*starts))
     print(
-        f"start to first all-reduce: {together / alone:.2f} times one bare process (at most 1.5; median of {chosen.repeats} pairs)"
+        f"start to first all-reduce: {together / alone:.2f} times one bare process "
+        f"(at most 1.5; median of {chosen.repeats} pairs)"
     )
     steps = [(step_seconds(2, chosen), step_seconds(1, chosen)) for _ in range(chosen.repeats)]
     two, one = map(statistics.median, zip(*steps))
     print(
-        f"weak scaling, {chosen.local_batch} rows per worker: two workers reach {2 * one / two:.2f} times the samples per second "
+        f"weak scaling, {chosen.local_batch} rows per worker: "
+        f"two workers reach {2 * one / two:.2f} times the samples per second "
         f"of one (at least 1.7; median of {chosen.repeats} pairs of medians of {chosen.steps} steps)"
     )
 

@@ -1,12 +1,14 @@
-"""Predicted over measured time on limited links, both from one run: `python tests/benchmark_network.py`, as root on Linux.
+"""Predicted over measured time on limited links: `python tests/benchmark_network.py`, as root on Linux.
 
 A ratio should lie between 0.85 and 1.15; where a task's core is shared, it falls
 below. With --write, lesson 03 shows these numbers where links cannot be limited.
 """
 
 import argparse
+import dataclasses
 import datetime
 import importlib.metadata
+import json
 import platform
 
 from course_lib import devices
@@ -27,4 +29,9 @@ if __name__ == "__main__":
         version = devices.machine().versions["tensorflow"]
         keras = importlib.metadata.version("keras")
         where = f"{devices.machine().cores} CPU cores, {platform.system()}, TensorFlow {version}, Keras {keras}"
-        communication.store(f"{datetime.date.today()}, {where}", all_reduce=bare, training=training)
+        stored = {
+            "measured": f"{datetime.date.today()}, {where}",
+            "all-reduce": list(map(dataclasses.asdict, bare)),
+            "training": list(map(dataclasses.asdict, training)),
+        }
+        communication.STORED.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")

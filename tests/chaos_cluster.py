@@ -1,4 +1,4 @@
-"""Kill random tasks of a small training job at random moments, over and over: `python tests/chaos_cluster.py --runs 100`.
+"""Kill random tasks of a small training job at random moments: `python tests/chaos_cluster.py --runs 100`.
 
 A job trains, saves and recovers. Each run must end with the losses of the
 undisturbed run, to 1e-6 relative, or within its limit with one clear line;
@@ -28,7 +28,7 @@ import psutil
 
 from course_lib import cluster
 from course_lib.cluster import processes
-from course_lib.cluster.worker_program import Program
+from course_lib.cluster.worker_program import WorkerProgram
 
 TOLERANCE = 1e-6  # relative, the issue's own
 
@@ -37,7 +37,7 @@ TOLERANCE = 1e-6  # relative, the issue's own
 class Workload:
     """A program that reports step=1 ... steps and returns its losses, and how to run it."""
 
-    program: Program
+    program: WorkerProgram
     arguments: dict
     steps: int
     resources: cluster.Resources = cluster.Resources(memory_gib=0.1, limit_seconds=60)
@@ -67,7 +67,7 @@ class Tally:
     left: list[str] = field(default_factory=list)
 
 
-def _numpy_training() -> Program:
+def _numpy_training() -> WorkerProgram:
     def train(task, steps):
         """Least squares by full gradients over shards, summed in a fixed order by worker 0; saves every other step."""
         import os
@@ -135,7 +135,7 @@ def _numpy_training() -> Program:
         task.report(finished=1)
         return state["losses"]
 
-    return Program.of(train)
+    return WorkerProgram.of(train)
 
 
 NUMPY = Workload(_numpy_training(), {"steps": 40}, steps=40)
@@ -154,7 +154,8 @@ def storm(
     for number in range(runs):
         _one_run(workload, draw, expected, tally, root)
         say(
-            f"run {number + 1}: {tally.recovered} recovered, {tally.ended} ended with a message, {len(tally.wrong)} wrong, {len(tally.left)} left"
+            f"run {number + 1}: {tally.recovered} recovered, {tally.ended} ended with a message, "
+            f"{len(tally.wrong)} wrong, {len(tally.left)} left"
         )
     return tally
 
@@ -183,7 +184,7 @@ def _one_run(workload: Workload, draw: random.Random, expected: list[float], tal
     tally.left += left_behind(root, addresses)
 
 
-def _kill(running: cluster.Cluster, draw: random.Random, workload: Workload) -> None:
+def _kill(running: cluster.LocalCluster, draw: random.Random, workload: Workload) -> None:
     """One kill: whom, when (an event, then up to 0.3 s), and by us or behind our back."""
     task = draw.choice(running.job.tasks)
     watched = draw.choice(running.job.tasks)
@@ -212,7 +213,7 @@ def ours(root: Path) -> list[psutil.Process]:
 
 
 def left_behind(root: Path, addresses=()) -> list[str]:
-    """Processes, temporary folders and ports that should be gone; a connection's own aftermath in the kernel is none."""
+    """Processes, temporary folders and ports that should be gone; closed connections in TIME_WAIT do not count."""
     left = [f"process {process}" for process in ours(root)] + [
         f"folder {folder}" for folder in root.glob("course-cluster-*")
     ]
@@ -245,7 +246,7 @@ def main() -> int:
     workload = NUMPY
     if chosen.program:
         resources = cluster.Resources(limit_seconds=chosen.limit)
-        workload = Workload(Program.of(chosen.program), chosen.arguments, chosen.steps, resources, saves=False)
+        workload = Workload(WorkerProgram.of(chosen.program), chosen.arguments, chosen.steps, resources, saves=False)
     with tempfile.TemporaryDirectory() as folder:
         tempfile.tempdir = folder
         tally = storm(workload, chosen.runs, chosen.seed, Path(folder).resolve(), print)
@@ -255,8 +256,9 @@ def main() -> int:
     for problem in tally.wrong + tally.left:
         print(f"  WRONG: {problem}")
     print(
-        f"{chosen.runs} runs, {tally.kills} kills, {tally.restarts} restarts: {tally.recovered} recovered to {TOLERANCE:g}, "
-        f"{tally.ended} ended with one line, {len(tally.wrong)} wrong, {len(tally.left)} processes, ports and folders left"
+        f"{chosen.runs} runs, {tally.kills} kills, {tally.restarts} restarts: "
+        f"{tally.recovered} recovered to {TOLERANCE:g}, {tally.ended} ended with one line, "
+        f"{len(tally.wrong)} wrong, {len(tally.left)} processes, ports and folders left"
     )
     return 1 if tally.wrong or tally.left else 0
 

@@ -43,7 +43,7 @@ class Setting:
     name        "one device", "mirrored", "multi-worker", "parameter server" or "jax"
     strategy    None on JAX, where the distribution is global
     folder      this task's own
-    remedies    names of what mends the feature; none is stock Keras
+    remedies    names of what fixes the feature; none is stock Keras
     """
 
     name: str
@@ -58,7 +58,7 @@ class Setting:
     @property
     def model_class(self):
         bases = tuple(mixin for name, mixin in MIXINS.items() if name in self.remedies)
-        return type("Mended", (*bases, keras.Model), {}) if bases else keras.Model
+        return type("Fixed", (*bases, keras.Model), {}) if bases else keras.Model
 
     @property
     def alone(self) -> "Setting":
@@ -200,7 +200,7 @@ def moves(setting):
 
 
 def half_the_replicas():
-    # A second strategy with collectives of its own would take the first one's for them.
+    # A second strategy with collectives would take the first one's for its own.
     names = [f"CPU:{i}" for i in range(REPLICAS // 2)]
     return tf.distribute.MirroredStrategy(names, cross_device_ops=tf.distribute.ReductionToOneDevice())
 
@@ -211,7 +211,7 @@ def halfway(first, second, number):
     fitted(first, model, epochs=1)
     model.save(path)
     with second.scope():
-        model = keras.models.load_model(path, custom_objects={"Mended": second.model_class})
+        model = keras.models.load_model(path, custom_objects={"Fixed": second.model_class})
     fitted(second, model, epochs=1)
     return weights(model)
 

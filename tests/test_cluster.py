@@ -26,8 +26,8 @@ from chaos_cluster import ours
 from conftest import HAS_TENSORFLOW
 
 from course_lib import cluster
-from course_lib.cluster import local, outcome, processes, start_supervisor, supervisor, supervisor_events
-from course_lib.cluster.worker_program import Program
+from course_lib.cluster import local, outcome, processes, run_state, start_supervisor, task_process
+from course_lib.cluster.worker_program import WorkerProgram
 from course_lib.errors import CourseError
 
 ENOUGH_SECONDS = 60  # a bound on waits that end by events; nothing asserts a time
@@ -63,7 +63,7 @@ def run(program, *, folder=None, ports=(), show=None, **fields) -> cluster.Outco
     return cluster.run(job(program, **fields), folder=folder, ports=ports, show=show)
 
 
-def start(program, *, folder=None, ports=(), show=None, **fields) -> cluster.Cluster:
+def start(program, *, folder=None, ports=(), show=None, **fields) -> cluster.LocalCluster:
     return cluster.start(job(program, **fields), folder=folder, ports=ports, show=show)
 
 
@@ -81,14 +81,14 @@ def one_line(error) -> str:
     return message
 
 
-def _waits() -> Program:
+def _waits() -> WorkerProgram:
     def waits(task):
         import threading
 
         task.report(ready=1)
         threading.Event().wait()
 
-    return Program.of(waits)
+    return WorkerProgram.of(waits)
 
 
 waits = _waits()  # as text: a task that imports this module would start its devices
@@ -256,7 +256,7 @@ def test_a_chief_coordinates_and_its_result_is_the_only_one():
 
 
 def test_the_environment_is_the_jobs_and_not_a_foreign_clusters(monkeypatch):
-    program = Program(
+    program = WorkerProgram(
         "program",
         text=textwrap.dedent("""
         def program(task):
@@ -293,7 +293,7 @@ def test_a_task_sees_its_own_gpus_alone(monkeypatch, here, gpus, seen):
     assert list(cluster.run(described, show=None).results.values()) == seen
 
 
-# How a failure is told
+# How a failure is reported
 
 
 @both_ways
@@ -445,7 +445,7 @@ def test_a_result_that_cannot_be_read_here():
 
 
 def test_an_error_that_was_told_counts_though_a_kill_came_before_the_exit():
-    task = supervisor.TaskProcess("worker 0", 0, None)
+    task = task_process.TaskProcess("worker 0", 0, None)
     task.asked, task.code = True, -signal.SIGKILL
     assert task.wanted
     task.error = "ValueError"
@@ -457,7 +457,7 @@ def test_exits_of_earlier_attempts_are_not_blamed():
         outcome.Exit("worker 0", 0, 1, False, error="ValueError"),
         outcome.Exit("worker 1", 0, -9, True),
         outcome.Exit("worker 1", 1, 1, False, error="UnavailableError"),
-        outcome.Exit("worker 0", 1, -9, True, error="KeyError"),  # told, and killed on its way out
+        outcome.Exit("worker 0", 1, -9, True, error="KeyError"),  # reported, and killed as it ended
     ]
     assert outcome.first_cause(exits) is exits[3]
     assert outcome.first_cause(exits[:3]) is exits[0]
@@ -477,9 +477,9 @@ def test_exits_of_earlier_attempts_are_not_blamed():
         ({"program": "json:nothing"}, "the module json has no function 'nothing'"),
         ({"program": "main"}, '"module:function" or "file.py:function", not \'main\''),
         ({"program": "missing.py:main"}, "the program missing.py cannot be read"),
-        ({"environment": {"TF_CONFIG": "{}"}}, "TF_CONFIG is made for each task"),
-        ({"environment": {"OMP_NUM_THREADS": 1}}, "environment has text for names and values"),
-        ({"workers": 0}, "1 worker or more"),
+        ({"environment": {"TF_CONFIG": "{}"}}, "TF_CONFIG is written for each task"),
+        ({"environment": {"OMP_NUM_THREADS": 1}}, "environment maps text to text"),
+        ({"workers": 0}, "needs workers of at least 1"),
         ({"framework": "torch"}, "tensorflow, jax, not 'torch'"),
         ({"framework": "jax", "parameter_servers": 1}, "Keras on JAX has no parameter servers"),
     ],
@@ -493,7 +493,7 @@ def test_a_job_that_cannot_work_is_refused_in_one_line(fields, message):
 @pytest.mark.parametrize(
     "fields", [{"cpus": 0}, {"memory_gib": 0}, {"limit_seconds": -1.0}, {"task_seconds": 0}, {"gpus": -1}]
 )
-def test_resources_are_above_zero(fields):
+def test_resources_out_of_range_are_named(fields):
     with pytest.raises(CourseError, match=next(iter(fields))):
         cluster.Resources(**fields)
 
@@ -547,7 +547,7 @@ def test_ports_that_are_taken_or_too_many(root, forks):
         assert f"port {number} cannot be used (Address already in use): name a free one" in one_line(error)
     assert_nothing_left(root)
     for ports in ([1, 2, 3], [0, 70000]):
-        with pytest.raises(CourseError, match="for 2 tasks; name one each from 1 to 65535, or none"):
+        with pytest.raises(CourseError, match="2 tasks need 2 ports from 1 to 65535"):
             start(waits, ports=ports)
     with start(waits, workers=1) as first:
         number = int(first.addresses["worker 0"].rpartition(":")[2])
@@ -705,8 +705,8 @@ def test_who_is_started_again_after_whom(lost, repeated):
         before = dict(running.pids)
         running.kill(lost)
         assert running.wait_exit(lost).asked
-        with running._watch.changed:  # no public call waits for a restart that nobody asked for
-            assert running._watch.changed.wait_for(
+        with running._state.changed:  # no public call waits for a restart that nobody asked for
+            assert running._state.changed.wait_for(
                 lambda: {t for t in before if running.pids[t] != before[t]} >= set(repeated), 60
             )
         assert [task for task in described.tasks if running.pids[task] != before[task]] == repeated
@@ -721,8 +721,8 @@ def test_a_task_killed_after_it_returned_still_counts():
         return "later"
 
     with tempfile.TemporaryDirectory() as folder, start(program, arguments={"go": f"{folder}/go"}) as running:
-        with running._watch.changed:
-            assert running._watch.changed.wait_for(lambda: "worker 0" in running._watch.returned, 60)
+        with running._state.changed:
+            assert running._state.changed.wait_for(lambda: "worker 0" in running._state.returned, 60)
         running.kill("worker 0")
         ended = running.wait_exit("worker 0")
         assert ended.returned and not ended.failed
@@ -825,7 +825,7 @@ def test_a_flood_of_lines_is_neither_lost_nor_slow_to_search():
 
 def test_a_search_looks_at_each_item_once():
     items, looked = [1, 2], []
-    find = supervisor_events.first(items, lambda item: looked.append(item) or item == 4)
+    find = run_state.first(items, lambda item: looked.append(item) or item == 4)
     assert find() is None and find() is None
     items += [3, 4, 5]
     assert find() == 4 and looked == [1, 2, 3, 4]
@@ -844,7 +844,7 @@ def test_a_search_looks_at_each_item_once():
     ],
 )
 def test_numbers_are_reached_and_words_are_met(value, wanted, answer):
-    assert supervisor_events.reaches(value, wanted) is answer
+    assert run_state.reaches(value, wanted) is answer
 
 
 # Nothing left behind
@@ -879,7 +879,7 @@ def test_nothing_is_left_after_an_interrupt_in_a_wait(root, forks):
 
 
 @both_ways
-@pytest.mark.parametrize("moment", ["_prepare", "start_supervisor", "Watch"])
+@pytest.mark.parametrize("moment", ["_prepare", "start_supervisor", "RunState"])
 def test_nothing_is_left_after_an_interrupt_of_the_start(root, monkeypatch, moment, forks):
     right = getattr(local, moment)
 
@@ -1057,7 +1057,8 @@ def test_a_supervisor_that_is_killed_takes_its_tasks_along_and_one_line_says_so(
         with pytest.raises(CourseError) as error:
             running.wait_report("worker 0", step=1)
         expected = {
-            signal.SIGKILL: "the cluster's supervisor ended (it was killed), and its tasks with it; start the cluster again"
+            signal.SIGKILL: "the cluster's supervisor ended (it was killed), and its tasks with it; "
+            "start the cluster again"
         }
         assert expected.get(number, "the cluster's supervisor ended") in one_line(
             error
@@ -1205,7 +1206,7 @@ def test_random_kills_recover_to_the_undisturbed_losses_or_say_why_not(root, for
 
 
 @needs_tensorflow
-def test_two_tensorflow_workers_reduce_and_a_survivor_tells_what_it_saw():
+def test_two_tensorflow_workers_reduce_and_a_survivor_reports_what_it_saw():
     def program(task):
         import numpy as np
         import tensorflow as tf

@@ -55,10 +55,10 @@ def test_a_failing_program_shows_its_own_traceback_and_exits_with_1(program, cap
         (["run", "..train:train"], "cannot be imported"),
         (["run", "train"], 'is "module:function"'),
         (["run", "{program}", "--argument", "epochs"], "takes NAME=VALUE"),
-        (["run", "{program}", "--workers", "0"], "1 worker or more"),
+        (["run", "{program}", "--workers", "0"], "needs workers of at least 1"),
         (["run", "{program}", "--workers", "100000"], "memory are free"),
         (["slurm", "{program}", "--folder", "/dev/null/run"], "cannot be written"),
-        (["kubernetes", "{program}", "--name", "My_Job", "--image", "image"], "no name for Kubernetes"),
+        (["kubernetes", "{program}", "--name", "My_Job", "--image", "image"], "not a name that Kubernetes takes"),
     ],
 )
 def test_a_mistake_is_one_line_and_exits_with_2(program, tmp_path, monkeypatch, capsys, words, line):

@@ -9,7 +9,7 @@ import yaml
 
 from course_lib import cluster
 from course_lib.cluster import kubernetes
-from course_lib.cluster.own_task import FIRST_PORT, find_place
+from course_lib.cluster.own_task import FIRST_PORT, identify_task
 from course_lib.errors import CourseError
 
 VERSION = "1.34"
@@ -104,12 +104,12 @@ def test_the_config_map_carries_the_job_unchanged():
     assert cluster.Job.from_json(config["data"]["job.json"]) == JOB
 
 
-def test_each_pod_finds_its_place():
+def test_each_pod_identifies_its_task():
     """The names are those that the Service gives to the pods of an indexed Job: JOB-INDEX.SUBDOMAIN."""
     items = kubernetes.manifests(JOB, "digits", "image")
     pod = job_of(items)["spec"]["template"]["spec"]
     environment = {variable["name"]: variable["value"] for variable in pod["containers"][0]["env"]}
-    name, addresses = find_place(JOB, {**environment, "JOB_COMPLETION_INDEX": "1"})
+    name, addresses = identify_task(JOB, {**environment, "JOB_COMPLETION_INDEX": "1"})
     assert name == "worker 1"
     assert addresses == {"worker 0": f"digits-0.digits:{FIRST_PORT}", "worker 1": f"digits-1.digits:{FIRST_PORT + 1}"}
     assert pod["subdomain"] == items[1]["metadata"]["name"] == "digits"
@@ -117,11 +117,11 @@ def test_each_pod_finds_its_place():
 
 @pytest.mark.parametrize("name", ["Digits", "1st", "a" * 60, "digits_1", ""])
 def test_a_name_that_kubernetes_refuses_is_one_line(name):
-    with pytest.raises(CourseError, match="no name for Kubernetes"):
+    with pytest.raises(CourseError, match="not a name that Kubernetes takes"):
         kubernetes.manifests(JOB, name, "image")
 
 
-def test_a_place_that_does_not_fit_the_job_is_one_line():
+def test_variables_that_do_not_fit_the_job_are_one_line():
     config = {"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": {"type": "worker", "index": 0}}
     for environment, words in (
         ({"TF_CONFIG": json.dumps(config)}, "disagrees with the job.*worker 2, and the job has worker 0, worker 1"),
@@ -130,9 +130,9 @@ def test_a_place_that_does_not_fit_the_job_is_one_line():
         ({}, "COURSE_HOSTS names 0 hosts"),
     ):
         with pytest.raises(CourseError, match=words):
-            find_place(JOB, environment)
+            identify_task(JOB, environment)
 
 
 def test_an_operators_tf_config_is_taken():
     config = {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}}
-    assert find_place(JOB, {"TF_CONFIG": json.dumps(config)}) == ("worker 1", {"worker 0": "a:1", "worker 1": "b:2"})
+    assert identify_task(JOB, {"TF_CONFIG": json.dumps(config)}) == ("worker 1", {"worker 0": "a:1", "worker 1": "b:2"})

@@ -14,7 +14,7 @@ from conftest import HAS_TENSORFLOW
 
 from course_lib import cluster
 from course_lib.cluster import communication, limited_links
-from course_lib.cluster.worker_program import Program
+from course_lib.cluster.worker_program import WorkerProgram
 from course_lib.errors import CourseError
 
 LINK = cluster.Link(100)
@@ -36,7 +36,7 @@ needs_links = pytest.mark.skipif(bool(REASON) and os.environ.get("CI") != "true"
 
 def job(program, **arguments) -> cluster.Job:
     """The program goes as text: as a reference to this module it would bring TensorFlow in with it."""
-    text = Program(program.__name__, text=inspect.getsource(program))
+    text = WorkerProgram(program.__name__, text=inspect.getsource(program))
     return cluster.Job(
         text, arguments=arguments, link=LINK, resources=cluster.Resources(memory_gib=0.05, limit_seconds=60)
     )
@@ -110,7 +110,7 @@ def unchanged():
     assert seen() == before
 
 
-def laboratory_of(pids) -> tuple[set[str], list[psutil.Process]]:
+def lab_of(pids) -> tuple[set[str], list[psutil.Process]]:
     """All namespaces of a running cluster but our own, and its processes."""
     tasks = [psutil.Process(pid) for pid in pids]
     processes = [tasks[0].parent(), *tasks]
@@ -130,7 +130,7 @@ def test_a_token_bucket_is_small_against_a_transfer_and_large_against_a_frame():
 
 
 def test_each_task_has_an_address_of_its_own():
-    hosts = limited_links.Laboratory(3, LINK).hosts
+    hosts = limited_links.NetworkLab(3, LINK).hosts
     assert hosts == ("10.77.0.1", "10.77.0.2", "10.77.0.3")
 
 
@@ -182,23 +182,23 @@ def test_a_system_that_forbids_it_is_quoted(monkeypatch):
 
 @needs_links
 def test_a_task_sees_its_own_interfaces_alone(unchanged):
-    laboratory = limited_links.Laboratory(2, LINK)
-    laboratory.open()
+    lab = limited_links.NetworkLab(2, LINK)
+    lab.open()
     try:
-        seen = subprocess.check_output([*laboratory.command_prefix(1), "ip", "-brief", "address"], text=True)
+        seen = subprocess.check_output([*lab.command_prefix(1), "ip", "-brief", "address"], text=True)
     finally:
-        laboratory.close()
-        laboratory.close()  # once more is no harm
+        lab.close()
+        lab.close()  # once more is no harm
     assert [line.split()[0].split("@")[0] for line in seen.splitlines()] == ["lo", "eth0"]
     assert "10.77.0.2/24" in seen
 
 
 @needs_links
-def test_a_laboratory_that_opens_half_leaves_nothing(unchanged, monkeypatch):
+def test_a_lab_that_opens_half_leaves_nothing(unchanged, monkeypatch):
     monkeypatch.setattr(limited_links, "token_bucket", lambda link: ["no-such-filter"])
-    laboratory = limited_links.Laboratory(2, LINK)
+    lab = limited_links.NetworkLab(2, LINK)
     with pytest.raises(OSError, match="tc qdisc .* no-such-filter. said: .*unknown"):
-        laboratory.open()
+        lab.open()
 
 
 @needs_links
@@ -217,7 +217,7 @@ def test_nothing_stays_after(end, unchanged):
         with cluster.start(job(stay), show=None) as running:
             for task in running.job.tasks:
                 running.wait_report(task, ready=1)
-            namespaces, processes = laboratory_of(running.pids.values())
+            namespaces, processes = lab_of(running.pids.values())
             if end == "exception":
                 raise ZeroDivisionError
             if end == "killed supervisor":
@@ -245,7 +245,7 @@ def test_nothing_stays_after_the_parent_was_killed(unchanged, tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **place
     ) as starter:
-        namespaces, processes = laboratory_of(map(int, starter.stdout.readline().split()))
+        namespaces, processes = lab_of(map(int, starter.stdout.readline().split()))
         starter.send_signal(signal.SIGKILL)
     assert not psutil.wait_procs(processes, timeout=60)[1]
     assert_gone(namespaces)

@@ -134,7 +134,7 @@ def test_without_slurm_there_is_one_line(tmp_path, monkeypatch):
         slurm.submit(tmp_path / "batch.sh")
 
 
-def test_each_task_finds_its_place(two_nodes, tmp_path, monkeypatch):
+def test_each_task_identifies_itself(two_nodes, tmp_path, monkeypatch):
     """In a folder with blanks, whatever the submitting shell says of another job."""
     monkeypatch.setenv(
         "TF_CONFIG", json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})

@@ -1,4 +1,4 @@
-"""Tasks that are forks: the same to a program as a Python of its own, to the system too, and gone as surely."""
+"""Tasks that are forks: to a program and to the system the same as a new Python, and ended as surely."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def forks(monkeypatch):
     monkeypatch.setattr(start_supervisor, "modules", lambda job: ())
 
 
-def test_a_fork_tells_what_a_python_of_its_own_tells(forks, monkeypatch, tmp_path):
+def test_a_fork_shows_what_a_new_python_shows(forks, monkeypatch, tmp_path):
     def tell(task):
         """What a program can see of its process."""
         import asyncio
@@ -73,17 +73,17 @@ def test_a_fork_tells_what_a_python_of_its_own_tells(forks, monkeypatch, tmp_pat
     monkeypatch.setenv("HELLO", "there")
     monkeypatch.chdir(tmp_path)
     resources = cluster.Resources(memory_gib=0.05, cpus=1, limit_seconds=ENOUGH_SECONDS)
-    told = {}
+    shown_by = {}
     for way in (False, True):
         monkeypatch.setattr(start_supervisor, "can_fork", lambda job, way=way: way)
         folder = tmp_path / "kept"
-        told[way] = cluster.run(
+        shown_by[way] = cluster.run(
             cluster.Job(tell, resources=resources), folder=folder, ports=(24231, 24232), show=None
         ).results
-    assert json.dumps(told[True], indent=1, sort_keys=True) == json.dumps(
-        told[False], indent=1, sort_keys=True
+    assert json.dumps(shown_by[True], indent=1, sort_keys=True) == json.dumps(
+        shown_by[False], indent=1, sort_keys=True
     )  # shown by line
-    assert told[True]["worker 1"]["marks"] == {"COURSE_FOLDER": str(tmp_path / "kept"), "COURSE_TASK": "worker 1"}
+    assert shown_by[True]["worker 1"]["marks"] == {"COURSE_FOLDER": str(tmp_path / "kept"), "COURSE_TASK": "worker 1"}
 
 
 def test_two_forks_draw_different_numbers(forks, monkeypatch):
@@ -145,21 +145,21 @@ def server() -> psutil.Process:
 
 
 def test_one_server_serves_until_the_environment_changes_or_it_dies(forks, monkeypatch):
-    def tells(task):
+    def hello(task):
         import os
 
         return os.environ.get("HELLO")
 
-    assert run(tells).result is None
+    assert run(hello).result is None
     first = server()
-    assert run(tells).result is None and server() == first
+    assert run(hello).result is None and server() == first
     monkeypatch.setenv("HELLO", "there")
-    assert run(tells).result == "there"
+    assert run(hello).result == "there"
     second = server()
     assert second != first and not first.is_running()
     second.kill()
     second.wait()
-    assert run(tells).result == "there" and server() != second
+    assert run(hello).result == "there" and server() != second
 
 
 def test_a_run_goes_on_without_the_server_that_began_it(forks):
@@ -180,14 +180,13 @@ def test_a_run_goes_on_without_the_server_that_began_it(forks):
 
 def test_a_server_that_dies_while_it_is_asked_is_one_line_and_the_next_start_has_another(forks, monkeypatch, tmp_path):
     start_supervisor.stop_server()
-    monkeypatch.setattr(
-        start_supervisor, "room", lambda: {"PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"}
-    )  # no Python starts so
+    nowhere = {"PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"}  # no Python starts so
+    monkeypatch.setattr(start_supervisor, "environment_space", lambda: nowhere)
     with pytest.raises(CourseError) as error:
         cluster.start(cluster.Job(waits, resources=RESOURCES))
     assert "the process that forks a cluster's tasks has ended" in one_line(error)
     assert_nothing_left(tmp_path)
-    monkeypatch.setattr(start_supervisor, "room", fork.room)
+    monkeypatch.setattr(start_supervisor, "environment_space", fork.environment_space)
     cluster.start(cluster.Job(waits, resources=RESOURCES), show=None).stop()
 
 
@@ -236,9 +235,9 @@ def test_nothing_is_left_when_the_parent_of_forks_is_killed(tmp_path, number):
         textwrap.dedent("""
         import json, os, psutil, threading
         from course_lib import cluster
-        from course_lib.cluster import launch
+        from course_lib.cluster import start_supervisor
 
-        launch.can_fork, launch.modules = lambda job: True, lambda job: ()
+        start_supervisor.can_fork, start_supervisor.modules = lambda job: True, lambda job: ()
 
         def waits(task):
             import threading

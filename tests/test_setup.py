@@ -149,7 +149,7 @@ def test_a_mistake_in_the_call_is_no_traceback(checkout, arguments):
 
 
 class Steps:
-    """Stands for pip and uv: keeps the titles, leaves what the steps would leave, and fails where told."""
+    """Stands for pip and uv: keeps the titles, leaves what the steps would leave, and fails on request."""
 
     def __init__(self):
         self.titles: list[str] = []
@@ -193,7 +193,7 @@ def test_a_second_run_does_nothing(steps, capsys):
 def test_an_interrupted_run_is_taken_up_again(steps, capsys):
     steps.fails_at = "3/5"
     assert bootstrap.main([]) == 130
-    assert "takes it up again" in capsys.readouterr().err
+    assert "again to go on" in capsys.readouterr().err
     steps.fails_at = ""
     assert titles_of_a_run(steps) == ALL[1:]
     assert titles_of_a_run(steps) == []
@@ -214,7 +214,7 @@ def test_a_changed_lock_is_installed_into_the_same_environment(steps, checkout, 
     assert titles_of_a_run(steps) == ALL[1:]
 
 
-def test_an_environment_of_another_python_is_made_anew(steps, checkout):
+def test_an_environment_of_another_python_is_made_again(steps, checkout):
     titles_of_a_run(steps)
     config = checkout / ".venv" / "pyvenv.cfg"
     config.write_text(config.read_text().replace("version = 3.", "version = 2."))

@@ -1,11 +1,11 @@
 """Strategy x API x feature, executed on the installed stack and compared with the stored table of lesson 03.
 
 Each cell is judged by equality with `fit` on one device. When a verdict
-changes, upstream has mended or broken something: read which, then
+changes, upstream has fixed or broken something: read which, then
 
     python tests/test_support_matrix.py --write newest    # or colab
 
-stores what is so now. Without --write the same command prints the comparison.
+stores what is so now and draws the lesson's page again. Without --write the same command prints the comparison.
 Takes several minutes, so `make test` leaves it out.
 """
 
@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import support_page
+from support_page import Cell, Verdict
 
 from course_lib import cluster, support_matrix
-from course_lib.cluster.worker_program import Program
-from course_lib.errors import CourseError
-from course_lib.support_matrix import Cell, Verdict
+from course_lib.cluster.worker_program import WorkerProgram
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the tasks that import support_features
 
@@ -44,7 +44,7 @@ COLUMNS = [
 CASES = [
     (*column, feature)
     for column in COLUMNS
-    for feature in support_matrix.FEATURES
+    for feature in support_page.FEATURES
     if (column[1], feature) != ("fit", "unbuilt")
 ]
 
@@ -67,7 +67,7 @@ REMEDIES = {
     },
     **{
         ("multi-worker", "fit", feature): ["MultiWorkerFit"]
-        for feature in support_matrix.FEATURES
+        for feature in support_page.FEATURES
         if feature != "unbuilt"
     },
     ("multi-worker", "fit", "overflow"): ["MultiWorkerFit", "AgreeingLossScale"],
@@ -90,19 +90,19 @@ ISSUES = {
     **{
         (strategy, api, "batch_norm"): "keras pull 18671" for strategy, api in COLUMNS
     },  # statistics per replica are the default
-    **{(strategy, "loop", "uneven"): AVERAGE for strategy in support_matrix.STRATEGIES},
+    **{(strategy, "loop", "uneven"): AVERAGE for strategy in support_page.STRATEGIES},
     ("multi-worker", "loop", "jit_compile"): NO_XLA,
-    **{(strategy, "loop", "unbuilt"): "keras issue 23085" for strategy in support_matrix.STRATEGIES},
+    **{(strategy, "loop", "unbuilt"): "keras issue 23085" for strategy in support_page.STRATEGIES},
     ("mirrored", "fit", "steps_per_execution"): "keras issue 23085",
     ("mirrored", "fit", "uneven"): PARTIAL,
     # Where the remedy is not enough, what is left is what matters.
     **{
         ("multi-worker", "fit", f): "keras issue 20585"
-        for f in support_matrix.FEATURES
+        for f in support_page.FEATURES
         if f not in ("accumulation", "jit_compile")
     },
     ("multi-worker", "fit", "jit_compile"): NO_XLA,
-    **{("parameter server", "fit", feature): "keras issue 18624" for feature in support_matrix.FEATURES},
+    **{("parameter server", "fit", feature): "keras issue 18624" for feature in support_page.FEATURES},
     ("parameter server", "loop", "count"): "keras issue 18668",
     ("jax", "fit", "uneven"): "keras issue 21167",
 }
@@ -128,7 +128,7 @@ def cases() -> list[Case]:
 
 
 def reference_cases() -> list[Case]:
-    return [("one device", "fit", feature, ()) for feature in support_matrix.FEATURES if feature != "unbuilt"]
+    return [("one device", "fit", feature, ()) for feature in support_page.FEATURES if feature != "unbuilt"]
 
 
 def observe(wanted: list[Case], show=lambda text: None) -> dict[Case, object]:
@@ -149,7 +149,7 @@ def observe(wanted: list[Case], show=lambda text: None) -> dict[Case, object]:
 def attempt(strategy: str, group: list[Case], limit_seconds: float) -> dict[Case, object]:
     """One cluster, until all its cases are known or one of them ends it."""
     job = cluster.Job(
-        Program("execute", module="support_features"),  # by name: importing it here would start TensorFlow here
+        WorkerProgram("execute", module="support_features"),  # by name: importing it here would start TensorFlow here
         arguments={"name": strategy, "cases": [[api, feature, remedies] for _, api, feature, remedies in group]},
         environment={"CUDA_VISIBLE_DEVICES": "-1"},
         resources=cluster.Resources(limit_seconds=limit_seconds),
@@ -216,28 +216,29 @@ def relative_difference(value: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(value - expected).max() / max(np.abs(expected).max(), 1e-30))
 
 
-def execute(name: str, show=print) -> support_matrix.Stack:
+def execute(name: str, show=print) -> support_page.Stack:
     """The whole matrix on the installed stack."""
     return tabulate(name, observe(reference_cases() + cases(), show))
 
 
-def tabulate(name: str, found: dict[Case, object]) -> support_matrix.Stack:
+def tabulate(name: str, found: dict[Case, object]) -> support_page.Stack:
     """Judge what was observed."""
     cells = []
     for strategy, api, feature in CASES:
         reference = found["one device", "fit", "training" if feature == "unbuilt" else feature, ()]
         tolerance, reason = FLOAT16 if feature == "overflow" else FLOAT32
 
-        def verdict(remedies):
-            seen = found[strategy, api, feature, remedies]
-            return seen if isinstance(seen, Verdict) else judge(seen, reference, tolerance)
-
-        stock, remedies = verdict(()), tuple(REMEDIES.get((strategy, api, feature), ()))
+        stock = verdict(found[strategy, api, feature, ()], reference, tolerance)
+        remedies = tuple(REMEDIES.get((strategy, api, feature), ()))
         needed = bool(remedies) and stock.kind != "equal"
         issue = ISSUES.get((strategy, api, feature), "") if stock.kind != "equal" else ""
-        mended = verdict(remedies) if needed else None
-        cells.append(Cell(strategy, api, feature, stock, tolerance, reason, issue, remedies if needed else (), mended))
-    return support_matrix.Stack(name, versions(), tuple(cells))
+        fixed = verdict(found[strategy, api, feature, remedies], reference, tolerance) if needed else None
+        cells.append(Cell(strategy, api, feature, stock, tolerance, reason, issue, remedies if needed else (), fixed))
+    return support_page.Stack(name, versions(), tuple(cells))
+
+
+def verdict(seen: Verdict | list[list], reference: list, tolerance: float) -> Verdict:
+    return seen if isinstance(seen, Verdict) else judge(seen, reference, tolerance)
 
 
 def versions() -> dict[str, str]:
@@ -255,12 +256,12 @@ def installed(name: str) -> bool:
     return any(True for _ in importlib.metadata.distributions(name=name))
 
 
-def changes(stored: support_matrix.Stack, now: support_matrix.Stack) -> list[str]:
+def changes(stored: support_page.Stack, now: support_page.Stack) -> list[str]:
     """Where the installed stack no longer behaves as stored."""
     lines = []
     for cell in now.cells:
         old = stored.cell(*cell.key)
-        if support_matrix.kinds(old) != support_matrix.kinds(cell) or not alike(old.stock, cell.stock):
+        if support_page.kinds(old) != support_page.kinds(cell) or not alike(old.stock, cell.stock):
             detail = f" ({cell.stock.error})" if cell.stock.error else ""
             lines.append(f"{', '.join(cell.key)}: stored {old}; now {cell}{detail}")
     return lines
@@ -275,8 +276,8 @@ def alike(old: Verdict, now: Verdict) -> bool:
     return 0.1 <= now.difference / old.difference <= 10
 
 
-def stored_for_installed() -> support_matrix.Stack | None:
-    return next((stack for stack in support_matrix.read().stacks if stack.versions == versions()), None)
+def stored_for_installed() -> support_page.Stack | None:
+    return next((stack for stack in support_page.read().stacks if stack.versions == versions()), None)
 
 
 @pytest.mark.slow
@@ -288,39 +289,48 @@ def test_the_installed_stack_behaves_as_lesson_03_says():
 
 @pytest.mark.parametrize("name", ["newest", "colab"])
 def test_a_stored_table_is_whole(name):
-    stack = next(stack for stack in support_matrix.read().stacks if stack.name == name)
+    stack = next(stack for stack in support_page.read().stacks if stack.name == name)
     assert [cell.key for cell in stack.cells] == CASES
-    assert all(words in repr(stack) and words in stack._repr_markdown_() for words in support_matrix.FEATURES.values())
+    assert all(words in repr(stack) and words in stack._repr_markdown_() for words in support_page.FEATURES.values())
 
 
 def test_a_changed_verdict_is_reported():
-    stored = support_matrix.read().stacks[0]
+    stored = support_page.read().stacks[0]
     assert changes(stored, stored) == []
     at = next(
-        i for i, cell in enumerate(stored.cells) if cell.mended and cell.stock.kind == "wrong" and cell.stock.difference
+        i for i, cell in enumerate(stored.cells) if cell.fixed and cell.stock.kind == "wrong" and cell.stock.difference
     )
-    for stock, mended in [
-        (Verdict("equal", 0.0), None),  # upstream mended it
+    for stock, fixed in [
+        (Verdict("equal", 0.0), None),  # upstream fixed it
         (stored.cells[at].stock, Verdict("raises", error="ValueError: no")),  # the helper broke
-        (Verdict("wrong", 100 * stored.cells[at].stock.difference), stored.cells[at].mended),
+        (Verdict("wrong", 100 * stored.cells[at].stock.difference), stored.cells[at].fixed),
     ]:
-        cell = dataclasses.replace(stored.cells[at], stock=stock, mended=mended)
+        cell = dataclasses.replace(stored.cells[at], stock=stock, fixed=fixed)
         now = dataclasses.replace(stored, cells=(*stored.cells[:at], cell, *stored.cells[at + 1 :]))
         assert [line.split(": stored")[0] for line in changes(stored, now)] == [", ".join(cell.key)]
 
 
 def test_the_other_stack_shows_where_it_differs():
-    first = support_matrix.read().stacks[0]
+    first = support_page.read().stacks[0]
     cells = (dataclasses.replace(first.cells[0], stock=Verdict("hangs")), *first.cells[1:])
     other = dataclasses.replace(first, name="other", cells=cells)
-    assert f"{len(cells) - 1} of {len(cells)} verdicts, and else\n\n- MirroredStrategy, fit, training: hangs" in repr(
-        support_matrix.Matrix((first, other))
+    assert (
+        f"{len(cells) - 1} of {len(cells)} verdicts agree. The others:\n\n- MirroredStrategy, fit, training: hangs"
+        in repr(support_page.Matrix((first, other)))
     )
 
 
-def test_an_empty_folder_says_so(tmp_path):
-    with pytest.raises(CourseError, match="holds no stored support matrix"):
-        support_matrix.read(tmp_path)
+def test_the_lesson_shows_the_page_of_the_stored_verdicts():
+    page, matrix = support_matrix.read(), support_page.read()
+    assert (repr(page), page._repr_markdown_()) == (repr(matrix), matrix._repr_markdown_())
+
+
+def test_a_stack_and_its_page_are_read_as_written(tmp_path):
+    matrix = support_page.read()
+    support_page.write(matrix.stacks[0], tmp_path)
+    assert support_page.read(tmp_path).stacks == matrix.stacks[:1]
+    support_page.draw(matrix, tmp_path)
+    assert repr(support_matrix.read(tmp_path)) == repr(matrix)
 
 
 @pytest.mark.parametrize(
@@ -328,11 +338,13 @@ def test_an_empty_folder_says_so(tmp_path):
     [
         ("To use this, do that.", "To use this, do that."),
         (
-            "Exception encountered when calling Cond.call().\n\n\x1b[1m`merge_call` called while tracing\x1b[0m\n\nArguments received",
+            "Exception encountered when calling Cond.call().\n\n"
+            "\x1b[1m`merge_call` called while tracing\x1b[0m\n\nArguments received",
             "`merge_call` called while tracing",
         ),
         (
-            "Graph execution error:\n\nDetected at node x\n(1) INVALID_ARGUMENT:  You must feed a value\n\t [[{{node x}}]]\n0 derived errors ignored.",
+            "Graph execution error:\n\nDetected at node x\n"
+            "(1) INVALID_ARGUMENT:  You must feed a value\n\t [[{{node x}}]]\n0 derived errors ignored.",
             "You must feed a value",
         ),
     ],
@@ -341,7 +353,7 @@ def test_an_error_is_quoted_without_its_frames(message, line):
     assert telling_line(message) == line
 
 
-def test_a_difference_is_told_from_rounding_and_from_nan():
+def test_a_difference_is_neither_rounding_nor_nan():
     one = [[[[1.0, 2.0]]]]
     assert judge([[[[1.0, 2.000001]]]], one[0:1], 1e-5).kind == "equal"
     assert str(judge([[[[1.0, 2.2]]]], one[0:1], 1e-5)) == "wrong by 1e-01"
@@ -351,13 +363,14 @@ def test_a_difference_is_told_from_rounding_and_from_nan():
 def main() -> int:
     parser = argparse.ArgumentParser(description="Execute the support matrix on the installed stack.")
     parser.add_argument(
-        "--write", metavar="NAME", help="store the verdicts as course_lib/support_matrix/NAME.json: newest or colab"
+        "--write", metavar="NAME", help="store the verdicts as tests/support_verdicts/NAME.json: newest or colab"
     )
     name = parser.parse_args().write
     now = execute(name or "installed", show=lambda text: print(text, flush=True))
     print(now)
     if name:
-        print(f"stored in {support_matrix.write(now)}")
+        print(f"stored in {support_page.write(now)}")
+        support_page.draw(support_page.read())
         return 0
     stored = stored_for_installed()
     found = changes(stored, now) if stored else [f"no stored table for {versions()}"]

@@ -3,7 +3,7 @@
 import psutil
 import pytest
 
-from course_lib.cluster.worker_program import Program
+from course_lib.cluster.worker_program import WorkerProgram
 from course_lib.exercises.ask import Stopped, ask
 from course_lib.exercises.probes import ex04, workers
 from course_lib.exercises.question import Mistake, Question
@@ -14,7 +14,7 @@ def answer(task):
 
 
 # As a notebook's function travels.
-BROKEN = Program(
+BROKEN = WorkerProgram(
     "broken",
     file="broken.py",
     text="""\

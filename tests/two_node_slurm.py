@@ -109,7 +109,7 @@ def _end_all_jobs() -> None:
 
 
 def _until_both_are_idle(daemons: list[subprocess.Popen], folder: Path) -> None:
-    """Ask until both nodes have reported; nothing tells by itself when they have."""
+    """Ask until both nodes have reported; nothing announces it."""
     deadline = time.monotonic() + 60
     while "n[1-2] idle" not in (
         states := subprocess.run(["sinfo", "--noheader", "--format=%N %T"], capture_output=True, text=True).stdout

@@ -1,8 +1,20 @@
-"""Distributed jobs: described once, run on this machine, under Slurm or on Kubernetes; taught in notebooks/03 and 04."""
+"""Distributed jobs, described once and run here, under Slurm or on Kubernetes; taught in notebooks/03 and 04."""
 
 from course_lib.cluster.job import Job, Link, Resources
-from course_lib.cluster.local import Cluster, run, start
-from course_lib.cluster.outcome import Exit, Outcome, Report, RunFailed
+from course_lib.cluster.local import LocalCluster, run, start
+from course_lib.cluster.outcome import Exit, Outcome, RunFailed, TaskReport
 from course_lib.cluster.task import Task
 
-__all__ = ["Cluster", "Exit", "Job", "Link", "Outcome", "Report", "Resources", "RunFailed", "Task", "run", "start"]
+__all__ = [
+    "LocalCluster",
+    "Exit",
+    "Job",
+    "Link",
+    "Outcome",
+    "TaskReport",
+    "Resources",
+    "RunFailed",
+    "Task",
+    "run",
+    "start",
+]

@@ -77,36 +77,25 @@ def write_for_slurm(arguments: argparse.Namespace) -> int:
     except RunFailed as failed:
         return _say_why(failed)
     if not arguments.json:
-        print(
-            f"Slurm's job {answer['job']}"
-            if "job" in answer
-            else f"wrote {script}; submit it with: sbatch {shlex.quote(str(script))}"
-        )
+        submit = f"wrote {script}; submit it with: sbatch {shlex.quote(str(script))}"
+        print(f"Slurm's job {answer['job']}" if "job" in answer else submit)
     return _say(answer, arguments.json)
 
 
 def print_for_kubernetes(arguments: argparse.Namespace) -> int:
     """Print a job's manifests, for kubectl apply."""
-    print(
-        kubernetes.as_text(
-            kubernetes.manifests(_job(arguments), arguments.name, arguments.image, claim=arguments.claim)
-        )
-    )
+    manifests = kubernetes.manifests(_job(arguments), arguments.name, arguments.image, claim=arguments.claim)
+    print(kubernetes.as_text(manifests))
     return 0
 
 
 def _say(answer: dict[str, object], as_json: bool) -> int:
-    if as_json:
-        print(json.dumps(answer, default=_plain))
+    if as_json:  # an array as lists of numbers; anything else that JSON does not know as text
+        print(json.dumps(answer, default=lambda value: value.tolist() if hasattr(value, "tolist") else repr(value)))
     else:
         for task, result in answer.get("results", {}).items():
             print(f"{task} returned {result!r}")
     return 0
-
-
-def _plain(value: object) -> object:
-    """An array as lists of numbers; anything else that JSON does not know as text."""
-    return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
 def _say_why(failed: RunFailed) -> int:
@@ -115,21 +104,18 @@ def _say_why(failed: RunFailed) -> int:
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
-    job, resources = Job.__dataclass_fields__, Resources.__dataclass_fields__
+    defaults = {name: field.default for kind in (Job, Resources) for name, field in kind.__dataclass_fields__.items()}
     parser.add_argument("program", help='"file.py:function" or "module:function"; it gets the task and the arguments')
     for name, kind, text in (
         ("workers", int, "tasks that compute"),
         ("parameter_servers", int, "tasks that hold variables; they bring a chief"),
         ("restarts", int, "failures to recover from"),
-    ):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=job[name].default, help=text)
-    for name, kind, text in (
         ("cpus", int, "cores per task"),
         ("gpus", int, "GPUs per task"),
         ("memory_gib", float, "memory per task, in GiB"),
         ("limit_seconds", float, "the whole run ends after this long"),
     ):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=resources[name].default, help=text)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=defaults[name], help=text)
     parser.add_argument("--evaluator", action="store_true", help="one more task beside the training")
     parser.add_argument("--framework", choices=FRAMEWORKS, default="tensorflow", help="Keras' backend")
     parser.add_argument(

@@ -1,6 +1,6 @@
-"""Communication time: predicted from bytes and bandwidth, and measured on workers behind a link; taught in notebooks/03.
+"""Communication time: predicted from bytes and bandwidth, and measured on limited links; taught in notebooks/03.
 
-The measurements need what `network` needs, and TensorFlow. A ring all-reduce
+The measurements need what `limited_links` needs, and TensorFlow. A ring all-reduce
 sends 2(N-1)/N of the buffer per worker, and receives as much meanwhile.
 
 Source: Patarasuk & Yuan (2009), JPDC 69(2).
@@ -8,7 +8,7 @@ Source: Patarasuk & Yuan (2009), JPDC 69(2).
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from course_lib.cluster import limited_links
@@ -16,13 +16,14 @@ from course_lib.cluster.job import Job, Link, Resources
 from course_lib.cluster.local import run
 
 WARMUP = 2  # steps that trace, connect and open TCP's window
-STORED = Path(__file__).with_name("network_laboratory.json")  # written by tests/benchmark_network.py --write
+STORED = Path(__file__).with_name("stored_link_timings.json")  # written by tests/benchmark_network.py --write
 LAYER_UNITS, LAYERS, FEATURES, CLASSES = 512, 3, 64, 10  # of the training step's model
+ROWS = 1024  # of each worker's batch
 
 
 @dataclass(frozen=True)
 class LinkTiming:
-    """A step of N workers on one link; medians, and of the workers the slowest.
+    """A step of N workers on one link: medians of the slowest worker.
 
     megabits          what the link lets each worker send, 10^6 bits per second
     buffer_bytes      what is summed over the workers
@@ -55,9 +56,9 @@ class LinkTiming:
 
     def __str__(self) -> str:
         return (
-            f"{self.workers} workers, {self.megabits:g} megabit/s, {self.buffer_bytes / 1e6:.2f} MB: sent {self.sent_bytes / 1e6:.2f} MB, "
-            f"compute {self.compute_seconds:.3f} s, step {self.measured_seconds:.3f} s, predicted {self.predicted_seconds:.3f} s, "
-            f"ratio {self.ratio:.2f}"
+            f"{self.workers} workers, {self.megabits:g} megabit/s, {self.buffer_bytes / 1e6:.2f} MB: "
+            f"sent {self.sent_bytes / 1e6:.2f} MB, compute {self.compute_seconds:.3f} s, "
+            f"step {self.measured_seconds:.3f} s, predicted {self.predicted_seconds:.3f} s, ratio {self.ratio:.2f}"
         )
 
 
@@ -83,30 +84,21 @@ def measure_all_reduce(
     return _measure(timed_all_reduces, megabits, workers, {"sizes": sizes, "repeats": repeats})
 
 
-def measure_training(
-    megabits: Sequence[float] = (50, 100, 200), workers: int = 2, rows: int = 1024, repeats: int = 7
-) -> list[LinkTiming]:
-    """Train a Keras model of 0.56 million parameters on real workers, at one rate after another.
+def measure_training(megabits: Sequence[float] = (50, 100, 200)) -> list[LinkTiming]:
+    """Train a Keras model of 0.56 million parameters on two real workers, at one rate after another.
 
-    rows     of each worker's batch: more of them, more computing for the same communication
-    Raises   CourseError where links cannot be limited
+    Raises  CourseError where links cannot be limited
     """
-    return _measure(timed_training_steps, megabits, workers, {"rows": rows, "repeats": repeats})
+    return _measure(timed_training_steps, megabits, 2, {"rows": ROWS, "repeats": 7})
 
 
 def stored(name: str) -> tuple[str, list[LinkTiming]]:
-    """A measurement that was made before, for machines that cannot limit links: when and on what, and the timings.
+    """When and where the stored timings were measured, and the timings, for machines that cannot limit links.
 
     name  "all-reduce" or "training"
     """
     content = json.loads(STORED.read_text(encoding="utf-8"))
     return content["measured"], [LinkTiming(**timing) for timing in content[name]]
-
-
-def store(measured: str, **timings: Sequence[LinkTiming]) -> None:
-    """Keep measurements for `stored`; `measured` says when and on what."""
-    by_name = {name.replace("_", "-"): [asdict(timing) for timing in rows] for name, rows in timings.items()}
-    STORED.write_text(json.dumps({"measured": measured, **by_name}, indent=1) + "\n", encoding="utf-8")
 
 
 def _measure(program, megabits: Sequence[float], workers: int, arguments: dict) -> list[LinkTiming]:
@@ -119,15 +111,14 @@ def _measure(program, megabits: Sequence[float], workers: int, arguments: dict) 
 
 
 def timed_all_reduces(task, megabits, sizes, repeats):
-    """A worker's program: one row per rate, for buffers of these many numbers."""
+    """A worker's program: one row per rate and its buffer's size, in float32 numbers."""
     import tensorflow as tf
 
     strategy = _ring_strategy()
 
     def replica_sum(buffer):
-        return tf.distribute.get_replica_context().all_reduce(
-            "SUM", tf.identity(buffer)
-        )  # it asks for a tensor with a device
+        on_device = tf.identity(buffer)  # all_reduce needs a tensor with a device
+        return tf.distribute.get_replica_context().all_reduce("SUM", on_device)
 
     rows = []
     for rate, size in zip(megabits, sizes):

@@ -1,4 +1,4 @@
-"""A fork that is as good as a new Python: what it says of itself, what it keeps of its parent, and how to follow it. Needs Linux."""
+"""Fork a clean child: its own environment, files and signal handlers. Needs Linux."""
 
 import asyncio
 import ctypes
@@ -12,19 +12,19 @@ from collections.abc import Callable, Mapping
 
 from course_lib.cluster.processes import MARKS, Forked
 
-ROOM = "COURSE_ROOM"  # a variable as long as what `_become` may have to write over it
-ROOM_BYTES = 2 * 4096  # a path and a name
+SPACE = "COURSE_SPACE"  # a variable long enough for what `_replace_environment` writes over it
+SPACE_BYTES = 2 * 4096  # a path and a name
 
 
-def room() -> dict[str, str]:
-    """What a process has to be started with, for its forks to have an environment of their own."""
-    return {ROOM: "-" * ROOM_BYTES}
+def environment_space() -> dict[str, str]:
+    """A variable to start a process with, so that its forks can show an environment of their own."""
+    return {SPACE: "-" * SPACE_BYTES}
 
 
 def fork(work: Callable[[], int], environment: Mapping[str, str], keep: int) -> Forked:
     """Call `work` in a fork, which ends with the exit code that it returns.
 
-    environment  all of the fork's
+    environment  replaces the parent's
     keep         an open file that the fork keeps, beside its own stdin, stdout and stderr
     Returns      the fork, with its stdout and stderr
     """
@@ -35,8 +35,8 @@ def fork(work: Callable[[], int], environment: Mapping[str, str], keep: int) -> 
         try:
             os.setpgid(0, 0)
             _keep_only(their_out, their_err, keep)
-            _forget_the_parent()
-            _become(environment)
+            _reset_parent_state()
+            _replace_environment(environment)
             code = work()
             sys.stdout.flush()
         except BaseException:
@@ -57,8 +57,8 @@ def _keep_only(out: int, err: int, keep: int) -> None:
     os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
 
 
-def _forget_the_parent() -> None:
-    """Leave its event loop, signals and random numbers; keep its objects for good, whose files have other owners now."""
+def _reset_parent_state() -> None:
+    """Reset event loop, signals and random numbers; never collect the parent's objects, whose files are closed here."""
     gc.freeze()
     asyncio.set_event_loop(None)
     signal.set_wakeup_fd(-1)
@@ -66,17 +66,17 @@ def _forget_the_parent() -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     tempfile.tempdir = None
-    if "numpy.random" in sys.modules:  # Python's own generator sees to itself
+    if "numpy.random" in sys.modules:  # Python's own generator does this by itself
         sys.modules["numpy.random"].seed()
 
 
-def _become(environment: Mapping[str, str]) -> None:
-    """Have an environment in Python, in C, and for whoever looks at this process from outside."""
+def _replace_environment(environment: Mapping[str, str]) -> None:
+    """Set the environment in Python, in C, and where other processes read it (/proc)."""
     call = ctypes.CDLL(None).getenv
     call.restype = ctypes.c_void_p
-    written_over = call(ROOM.encode())
+    written_over = call(SPACE.encode())
     os.environ.clear()
-    os.environ.update({name: value for name, value in environment.items() if name != ROOM})
+    os.environ.update({name: value for name, value in environment.items() if name != SPACE})
     if written_over:  # the kernel shows the block that the parent's parent was started with
-        marks = "".join(f"\0{name}={environment[name]}" for name in MARKS).encode()[: ROOM_BYTES - 1] + b"\0"
+        marks = "".join(f"\0{name}={environment[name]}" for name in MARKS).encode()[: SPACE_BYTES - 1] + b"\0"
         ctypes.memmove(written_over, marks, len(marks))

@@ -1,6 +1,6 @@
-"""`python -m course_lib.cluster.forkserver DESCRIPTOR MODULES`: import modules once, then fork supervisors until asked no more.
+"""`python -m course_lib.cluster.forkserver DESCRIPTOR MODULES`: import modules once, then fork supervisors on request.
 
-A fork has one thread, whatever its parent had, so this process imports and starts nothing: no device, no server.
+A fork keeps only one thread of its parent, so this process only imports: it starts no device and no server.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ if __name__ == "__main__":
     owner = os.getppid()
     devices.quieten()
     for name in sys.argv[2:]:
-        with suppress(Exception):  # the program will meet it, and its author read it
+        with suppress(Exception):  # the program meets the same error, and its author reads it there
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a collection in a fork would touch, and so copy, all that the imports made

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 
-from course_lib.cluster.worker_program import Program
+from course_lib.cluster.worker_program import WorkerProgram
 from course_lib.errors import CourseError
 
 FRAMEWORKS = ("tensorflow", "jax")
@@ -23,7 +23,7 @@ class Resources:
     gpus           GPUs per task; it sees no others
     memory_gib     what a task is expected to hold at its peak
     limit_seconds  the whole run ends after this long
-    task_seconds   a task, from its start, ends after this long; None is the whole run's
+    task_seconds   a task ends this long after its start; None: with the whole run
     """
 
     cpus: int | None = None
@@ -33,15 +33,16 @@ class Resources:
     task_seconds: float | None = None
 
     def __post_init__(self):
+        if not self.gpus >= 0:
+            raise CourseError(f"Resources.gpus must be at least 0, not {self.gpus!r}.")
         for name, value in asdict(self).items():
-            least_is_fine = name == "gpus" and value == 0
-            if value is not None and not value > 0 and not least_is_fine:
-                raise CourseError(f"resources have a {name} above 0, not {value!r}.")
+            if name != "gpus" and value is not None and not value > 0:
+                raise CourseError(f"Resources.{name} must be more than 0, not {value!r}.")
 
 
 @dataclass(frozen=True)
 class Link:
-    """A network between the tasks: each in a namespace of its own, behind a link of limited rate.
+    """A network between the tasks: each in its own network namespace, behind a link of limited rate.
 
     megabits  10^6 bits per second that a task can send
     """
@@ -70,7 +71,7 @@ class Job:
     Raises             CourseError when the description cannot work
     """
 
-    program: Program | Callable | str
+    program: WorkerProgram | Callable | str
     workers: int = 2
     parameter_servers: int = 0
     evaluator: bool = False
@@ -82,26 +83,26 @@ class Job:
     link: Link | None = None
 
     def __post_init__(self):
-        object.__setattr__(self, "program", Program.of(self.program))
+        object.__setattr__(self, "program", WorkerProgram.of(self.program))
         object.__setattr__(self, "arguments", dict(self.arguments))
         object.__setattr__(self, "environment", dict(self.environment))
         if self.workers < 1 or self.parameter_servers < 0 or self.restarts < 0:
             raise CourseError(
-                f"a job has 1 worker or more, and 0 parameter servers and restarts or more; "
-                f"this one has {self.workers}, {self.parameter_servers} and {self.restarts}."
+                f"a job needs workers of at least 1, and parameter_servers and restarts of at least 0, "
+                f"not {self.workers}, {self.parameter_servers} and {self.restarts}."
             )
         if self.framework not in FRAMEWORKS:
-            raise CourseError(f"a job's framework is one of {', '.join(FRAMEWORKS)}, not {self.framework!r}.")
+            raise CourseError(f"a job's framework must be one of {', '.join(FRAMEWORKS)}, not {self.framework!r}.")
         if self.framework == "jax" and self.parameter_servers:
             raise CourseError("Keras on JAX has no parameter servers: leave parameter_servers out, or use tensorflow.")
         if "TF_CONFIG" in self.environment:
             raise CourseError(
-                "TF_CONFIG is made for each task from the job; leave it out of environment, "
+                "TF_CONFIG is written for each task from the job: leave it out of environment, "
                 "and give the number of workers and parameter servers instead."
             )
         if not all(isinstance(text, str) for pair in self.environment.items() for text in pair):
             raise CourseError(
-                f"environment has text for names and values, such as {{'OMP_NUM_THREADS': '1'}}, not {self.environment}."
+                f"environment maps text to text, such as {{'OMP_NUM_THREADS': '1'}}, not {self.environment}."
             )
         try:
             json.dumps(self.arguments)
@@ -125,9 +126,12 @@ class Job:
     @property
     def programs(self) -> tuple[str, ...]:
         """The tasks that run the program; the others serve them."""
-        return tuple(
-            name for name in self.tasks if not (self.parameter_servers and name.split()[0] in ("worker", "ps"))
-        )
+        serving = ("worker", "ps") if self.parameter_servers else ()
+        return tuple(name for name in self.tasks if not name.startswith(serving))
+
+    def rejoins(self, task: str) -> bool:
+        """Whether a lost task can be started again alone; a collective starts again as a whole."""
+        return task.startswith("evaluator") or (self.parameter_servers > 0 and task.startswith("worker"))
 
     def as_json(self) -> str:
         """The whole description; `Job.from_json` reads it where a task runs."""
@@ -136,13 +140,13 @@ class Job:
     @classmethod
     def from_json(cls, text: str) -> "Job":
         fields = json.loads(text)
-        fields["program"] = Program(**fields["program"])
+        fields["program"] = WorkerProgram(**fields["program"])
         fields["resources"] = Resources(**fields["resources"])
         fields["link"] = fields["link"] and Link(**fields["link"])
         return cls(**fields)
 
     def tf_config(self, task: str, addresses: Mapping[str, str]) -> dict:
-        """What TensorFlow wants to know: who is in the cluster, and who am I.
+        """The content of TF_CONFIG: every task's address, and which task this one is.
 
         task       "worker 0"
         addresses  every task's name to its "host:port"
@@ -155,7 +159,7 @@ class Job:
         return {"cluster": cluster, "task": {"type": kind, "index": int(index)}}
 
     def task_environment(self, task: str, addresses: Mapping[str, str]) -> dict[str, str]:
-        """The variables that tell TensorFlow, JAX and Keras their place, with the job's own."""
+        """The variables from which TensorFlow, JAX and Keras learn which task this is, and the job's own."""
         kind, index = task.split()
         environment = {"KERAS_BACKEND": self.framework, **self.environment}
         if self.framework == "tensorflow":

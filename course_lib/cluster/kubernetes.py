@@ -3,7 +3,8 @@
 Standard library only. The pods find each other by the stable names that a
 headless Service gives them. The image must hold this package and its framework.
 
-Sources: kubernetes.io, Indexed Job for parallel processing with static work assignment; Job with pod-to-pod communication.
+Sources: kubernetes.io, Indexed Job for parallel processing with static work assignment;
+Job with pod-to-pod communication.
 """
 
 import json
@@ -25,7 +26,7 @@ def manifests(job: Job, name: str, image: str, *, claim: str | None = None) -> l
     name    of the three, and of the pods: lower-case letters, digits and hyphens
     image   of the pods
     claim   a PersistentVolumeClaim that all pods can write (ReadWriteMany), for checkpoints and results
-            in a folder of this name; without one, `task.folder` is empty and each pod's own, a restart
+            in a folder of this name; without one, each pod has an empty `task.folder`, a restart
             begins at the start, and what the program returned goes with the pods
     Raises  CourseError for a name that Kubernetes would refuse
 
@@ -34,7 +35,8 @@ def manifests(job: Job, name: str, image: str, *, claim: str | None = None) -> l
     """
     if not NAME.fullmatch(name):
         raise CourseError(
-            f"{name!r} is no name for Kubernetes: use up to 52 lower-case letters, digits and hyphens, a letter first."
+            f"{name!r} is not a name that Kubernetes takes: use up to 52 lower-case letters, digits and hyphens, "
+            f"a letter first."
         )
     if job.link:
         raise CourseError(
@@ -81,7 +83,7 @@ def _job(job: Job, name: str, labels: dict, image: str, claim: str | None) -> di
 
 
 def _success(job: Job) -> dict:
-    """Servers may be started again after the last program has returned, and nobody would tell those to leave."""
+    """The Job succeeds when every program has returned: a server started again after that would never end."""
     if job.programs == job.tasks:
         return {}
     ranks = ",".join(str(rank) for rank, name in enumerate(job.tasks) if name in job.programs)
@@ -89,9 +91,12 @@ def _success(job: Job) -> dict:
 
 
 def _pod(job: Job, name: str, image: str, claim: str | None) -> dict:
+    memory = {"memory": f"{round(job.resources.memory_gib * 1024)}Mi"}
+    cpus = {"cpu": str(job.resources.cpus)} if job.resources.cpus else {}
+    gpus = {"nvidia.com/gpu": str(job.resources.gpus)} if job.resources.gpus else {}
     hosts = ",".join(f"{name}-{rank}.{name}" for rank in range(len(job.tasks)))
     storage = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
-    ports = range(FIRST_PORT, FIRST_PORT + len(job.tasks) + 1)  # the tasks' and their gathering's
+    ports = range(FIRST_PORT, FIRST_PORT + len(job.tasks) + 1)  # the tasks' and their rendezvous'
     return {
         "subdomain": name,
         "restartPolicy": "Never",
@@ -102,7 +107,7 @@ def _pod(job: Job, name: str, image: str, claim: str | None) -> dict:
                 "command": ["python", "-u", "-m", "course_lib.cluster", FOLDER],
                 "env": [{"name": "COURSE_HOSTS", "value": hosts}],
                 "ports": [{"containerPort": port} for port in ports],
-                "resources": _resources(job),
+                "resources": {"requests": {**cpus, **memory}, "limits": {**memory, **gpus}},
                 "volumeMounts": [
                     {"name": "folder", "mountPath": FOLDER, **({"subPath": name} if claim else {})},
                     {"name": "job", "mountPath": f"{FOLDER}/job.json", "subPath": "job.json", "readOnly": True},
@@ -111,10 +116,3 @@ def _pod(job: Job, name: str, image: str, claim: str | None) -> dict:
         ],
         "volumes": [{"name": "job", "configMap": {"name": name}}, {"name": "folder", **storage}],
     }
-
-
-def _resources(job: Job) -> dict:
-    memory = {"memory": f"{round(job.resources.memory_gib * 1024)}Mi"}
-    cpus = {"cpu": str(job.resources.cpus)} if job.resources.cpus else {}
-    gpus = {"nvidia.com/gpu": str(job.resources.gpus)} if job.resources.gpus else {}
-    return {"requests": {**cpus, **memory}, "limits": {**memory, **gpus}}

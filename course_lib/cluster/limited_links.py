@@ -1,10 +1,9 @@
-"""A laboratory: each task in a network namespace of its own, behind a link of limited rate; taught in notebooks/03.
+"""A network lab: each task in its own network namespace, behind a link of limited rate; taught in notebooks/03.
 
 Needs Linux, root, and the commands ip and tc (package iproute2) and nsenter
-(package util-linux). The namespaces have no names. The kernel keeps each one
-while a process is in it or an open file stands for it, so that all of them,
-with their interfaces, go when the process that opened them and its tasks are
-gone, however they ended.
+(package util-linux). The namespaces have no names: the kernel removes each one,
+with its interfaces, when no process is in it and no open file refers to it, so
+nothing stays when the process that opened them and its tasks have ended.
 """
 
 import ctypes
@@ -27,10 +26,10 @@ PAYLOAD_BYTES = FRAME_BYTES - 14 - 20 - 20 - 12  # less Ethernet, IP, TCP, and T
 PAYLOAD_SHARE = PAYLOAD_BYTES / FRAME_BYTES  # 0.956: what a rate of frames leaves for data
 
 
-class Laboratory:
-    """As many namespaces as tasks, joined by a switch in one more.
+class NetworkLab:
+    """One namespace per task, and one more with a switch that joins them.
 
-    hosts  one address per task; another laboratory has the same, because neither sees the other
+    hosts  one address per task; every lab has the same ones, because no lab sees another
     """
 
     def __init__(self, tasks: int, link: Link):
@@ -41,7 +40,7 @@ class Laboratory:
     def open(self) -> None:
         """Make the namespaces and their links.
 
-        Raises  OSError with the failing command's own words; nothing is left then
+        Raises  OSError with the failing command's error; nothing is left then
         """
         try:
             for _ in range(1 + len(self.hosts)):
@@ -54,12 +53,12 @@ class Laboratory:
             raise
 
     def close(self) -> None:
-        """Let the namespaces go: the kernel removes each when its last process has ended. Again is no harm."""
+        """Let the namespaces go: the kernel removes each when its last process has ended. Safe to call twice."""
         while self._namespaces:
             os.close(self._namespaces.pop())
 
     def command_prefix(self, position: int) -> list[str]:
-        """Words that run a command in a task's namespace, for this process's children."""
+        """What to put before a command to run it in a task's namespace; for children of this process."""
         return _enter(self._namespaces[1 + position])
 
     def _join(self) -> None:
@@ -72,7 +71,7 @@ class Laboratory:
         _run([*_enter(self._namespaces[0]), "ip", "-batch", "-"], lines)
 
     def _connect(self, position: int, host: str) -> None:
-        # Frames leave ten at a time and TCP is plain reno, so that neither the processor nor this system's settings limit the rate.
+        # Frames leave ten at a time and TCP is plain reno: neither the CPU nor this system's settings limit the rate.
         lines = [
             "link set lo up",
             "link set eth0 gso_max_segs 10 addrgenmode none up",
@@ -86,21 +85,21 @@ class Laboratory:
 def limit_rate(link: Link, prefix: Sequence[str] = ()) -> None:
     """Set what a task can send; without a prefix this process's own link, also while it is in use.
 
-    Raises  OSError with tc's words
+    Raises  OSError with tc's error
     """
     _run([*prefix, "tc", "qdisc", "replace", "dev", "eth0", "root", *token_bucket(link)])
 
 
 def sent_bytes() -> int:
-    """Bytes of the frames that this process's own link has sent, headers and acknowledgements included, as tc counts them.
+    """Bytes of the frames that this process's link has sent, with headers and acknowledgements, as tc counts them.
 
-    The interface's own counter has one header for the ten frames that TCP hands over at a time.
+    The interface's own counter counts one header for the ten frames that TCP hands over at a time.
     """
     return json.loads(_run(["tc", "-statistics", "-json", "qdisc", "show", "dev", "eth0"]))[0]["bytes"]
 
 
 def token_bucket(link: Link) -> list[str]:
-    """The words that tell tc about a link: a token bucket filter (tc-tbf(8)).
+    """tc's arguments for a link: a token bucket filter (tc-tbf(8)).
 
     The bucket holds what the rate gives in 2 ms, and 10 frames or more: large
     enough for a timer that comes late, and small against the 100 ms and more
@@ -112,7 +111,7 @@ def token_bucket(link: Link) -> list[str]:
 
 
 def require(link: Link) -> None:
-    """Raise CourseError when this machine cannot have such links, with what it lacks; try one, in a namespace that goes at once."""
+    """Try such a link in a namespace that is removed at once; raise CourseError with what this machine lacks."""
     if not 0.1 <= link.megabits <= 10_000:
         raise CourseError(f"a link has between 0.1 and 10000 megabits per second, not {link.megabits:g}.")
     if sys.platform != "linux" or os.geteuid() != 0:
@@ -122,15 +121,15 @@ def require(link: Link) -> None:
         raise CourseError(
             f"links of limited rate need {', '.join(missing)}: install iproute2 and util-linux, or leave link out."
         )
-    words = f"ip link add switch type bridge && ip link add eth0 type veth && tc qdisc add dev eth0 root {' '.join(token_bucket(link))}"
+    links = "ip link add switch type bridge && ip link add eth0 type veth"
     try:
-        _run(["unshare", "--net", "sh", "-c", words])
+        _run(["unshare", "--net", "sh", "-c", f"{links} && tc qdisc add dev eth0 root {' '.join(token_bucket(link))}"])
     except OSError as error:
         raise CourseError(f"this system does not allow links of limited rate ({error}): leave link out.") from None
 
 
 def _new_namespace() -> int:
-    """An open file that stands for a new network namespace; this thread steps in and out again."""
+    """An open file of a new network namespace; this thread enters it and comes back."""
     libc = ctypes.CDLL(None, use_errno=True)
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     try:

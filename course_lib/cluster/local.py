@@ -1,7 +1,7 @@
 """A cluster of real processes on this machine, driven from a notebook cell; taught in notebooks/03.
 
-Needs Linux or macOS. Whatever becomes of this process, the supervisor that it
-starts ends every task and leaves no process, port or folder behind.
+Needs Linux or macOS. However this process ends, the supervisor that it starts
+ends every task and leaves no process, port or folder behind.
 """
 
 import json
@@ -23,10 +23,10 @@ import psutil
 
 from course_lib.cluster import limited_links
 from course_lib.cluster.job import Job
-from course_lib.cluster.outcome import Exit, Outcome, Report
+from course_lib.cluster.outcome import Exit, Outcome, TaskReport
 from course_lib.cluster.processes import Forked
+from course_lib.cluster.run_state import RunState, first, reaches
 from course_lib.cluster.start_supervisor import start_supervisor
-from course_lib.cluster.supervisor_events import Watch, first, reaches
 from course_lib.errors import CourseError
 
 GIB = 2**30
@@ -49,25 +49,29 @@ def run(
 
 def start(
     job: Job, *, folder: Path | None = None, ports: Sequence[int] = (), show: Callable[[str], None] | None = print
-) -> "Cluster":
-    """Start a job's tasks and return at once, to watch them, kill them, and wait for them; arguments as in `run`."""
+) -> "LocalCluster":
+    """Start a job's tasks and return at once, to state them, kill them, and wait for them; arguments as in `run`."""
     if os.name != "posix":
         raise CourseError("local clusters need Linux or macOS; on Windows open the course in WSL or in Colab.")
     if ports and (len(ports) != len(job.tasks) or not all(0 < port < 2**16 for port in ports)):
-        raise CourseError(f"ports is {list(ports)} for {len(job.tasks)} tasks; name one each from 1 to 65535, or none.")
+        raise CourseError(
+            f"{len(job.tasks)} tasks need {len(job.tasks)} ports from 1 to 65535, not {list(ports)}: "
+            f"name one per task, or leave ports out."
+        )
     if job.link:
         limited_links.require(job.link)
     wanted, free = len(job.tasks) * job.resources.memory_gib, _free_memory_bytes() / GIB
     if wanted > free:
         most = int(free / job.resources.memory_gib)
         raise CourseError(
-            f"{len(job.tasks)} tasks of {job.resources.memory_gib:g} GiB need {wanted:.1f} GiB and {free:.1f} GiB of memory "
-            f"are free: use {f'at most {most} tasks, or ' if most else ''}a smaller memory_gib if the tasks need less."
+            f"{len(job.tasks)} tasks of {job.resources.memory_gib:g} GiB need {wanted:.1f} GiB and {free:.1f} GiB "
+            f"of memory are free: use {f'at most {most} tasks, or ' if most else ''}a smaller memory_gib "
+            f"if the tasks need less."
         )
-    return Cluster(job, folder, ports, show)
+    return LocalCluster(job, folder, ports, show)
 
 
-class Cluster:
+class LocalCluster:
     """A running job; use it in a `with` block, or `stop` it.
 
     Every wait ends with what it waits for, or raises when that can no longer
@@ -89,32 +93,32 @@ class Cluster:
                 self._supervisor = start_supervisor(job, self._folder, bool(folder), ports, lock.fileno())
             # Also when the last reference goes, and when Python ends.
             self.stop = weakref.finalize(self, _stop, self._supervisor, temporary, os.getpid())
-            self._watch = Watch(job, self._folder)
-            threading.Thread(target=self._watch.follow, args=(self._supervisor,), daemon=True).start()
+            self._state = RunState(job, self._folder)
+            threading.Thread(target=self._state.follow, args=(self._supervisor,), daemon=True).start()
         except BaseException:  # an interrupt too; without its pipe the supervisor ends by itself
             if temporary:
                 shutil.rmtree(temporary, ignore_errors=True)
             raise
-        self._wait(lambda: len(self._watch.pids) == len(job.tasks) or None)
+        self._wait(lambda: len(self._state.pids) == len(job.tasks) or None)
 
     @property
     def addresses(self) -> Mapping[str, str]:
         """Every task's name to its "host:port"."""
-        return MappingProxyType(self._watch.addresses)
+        return MappingProxyType(self._state.addresses)
 
     @property
     def pids(self) -> Mapping[str, int]:
         """Every task's process id, of its present attempt."""
-        return MappingProxyType(self._watch.pids)
+        return MappingProxyType(self._state.pids)
 
     @property
-    def reports(self) -> tuple[Report, ...]:
-        return tuple(self._watch.reports)
+    def reports(self) -> tuple[TaskReport, ...]:
+        return tuple(self._state.reports)
 
     @property
     def exits(self) -> tuple[Exit, ...]:
-        """How each attempt ended that is over."""
-        return tuple(self._watch.exits)
+        """How each finished attempt ended."""
+        return tuple(self._state.exits)
 
     @property
     def shared(self) -> Path:
@@ -122,7 +126,7 @@ class Cluster:
         return Path(self._folder) / "shared"
 
     def kill(self, task: str) -> None:
-        """End a task with SIGKILL, as a lost machine would. A task that has ended stays ended."""
+        """End a task with SIGKILL, as when a machine is lost. A task that has ended stays ended."""
         self._command("kill", task)
 
     def pause(self, task: str) -> None:
@@ -137,31 +141,31 @@ class Cluster:
         """End a task if it still runs, and start its next attempt at the same address."""
         self._command("restart", task)
 
-    def wait_report(self, task: str, **at_least) -> Report:
-        """Wait until a task, in any attempt, reports these values: numbers as large or larger, anything else the same."""
+    def wait_report(self, task: str, **at_least) -> TaskReport:
+        """Wait until a task, in any attempt, reports these values: numbers at least as large, anything else equal."""
         wanted = ", ".join(f"{name}={value!r}" for name, value in at_least.items()) or "anything"
 
-        def fits(report: Report) -> bool:
+        def fits(report: TaskReport) -> bool:
             values = report.values
             return report.task == task and all(
                 name in values and reaches(values[name], at_least[name]) for name in at_least
             )
 
-        return self._wait_for(task, f"report {wanted}", first(self._watch.reports, fits), self._watch.silent)
+        return self._wait_for(task, f"report {wanted}", first(self._state.reports, fits), self._state.silent)
 
     def wait_line(self, task: str, text: str) -> str:
         """Wait until a task, in any attempt, prints a line that contains a text; return the line."""
-        found = first(self._watch.lines, lambda line: line[0] == task and text in line[2])
-        return self._wait_for(task, f"print {text!r}", found, self._watch.gone.__contains__)[2]
+        found = first(self._state.lines, lambda line: line[0] == task and text in line[2])
+        return self._wait_for(task, f"print {text!r}", found, self._state.gone.__contains__)[2]
 
     def wait_exit(self, task: str) -> Exit:
         """Wait until a task's process ends; say how. Each call gives the end of one attempt, in order."""
         number = self._seen_exits[task]
 
         def found() -> Exit | None:
-            return next((exit for exit in self._watch.exits if (exit.task, exit.attempt) == (task, number)), None)
+            return next((exit for exit in self._state.exits if (exit.task, exit.attempt) == (task, number)), None)
 
-        ended = self._wait_for(task, "end once more", found, self._watch.gone.__contains__)
+        ended = self._wait_for(task, "end once more", found, self._state.gone.__contains__)
         self._seen_exits[task] += 1
         return ended
 
@@ -172,39 +176,37 @@ class Cluster:
         """
         if self._outcome:
             return self._outcome
-        watch = self._watch
-        over = self._wait(
-            lambda: watch.over if watch.over and watch.over["kind"] == "returned" else None, watch.deserted
-        )
+        state = self._state
+        self._wait(lambda: state.over and state.over["kind"] == "returned" or None, state.deserted)
         try:
             results = {name: _read_result(Path(self._folder), name) for name in self.job.programs}
         finally:
             self.stop()
-        self._outcome = Outcome(results, tuple(watch.reports), watch.logs(), tuple(watch.exits), over["restarts"])
+        self._outcome = Outcome(results, tuple(state.reports), state.logs(), tuple(state.exits), state.over["restarts"])
         return self._outcome
 
-    def __enter__(self) -> "Cluster":
+    def __enter__(self) -> "LocalCluster":
         return self
 
     def __exit__(self, *_) -> None:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"Cluster: {', '.join(self._watch.running()) or 'nothing'} running"
+        return f"Cluster: {', '.join(self._state.running()) or 'nothing'} running"
 
     def _command(self, command: str, task: str) -> None:
-        """Have a command obeyed, so that what comes next can rely on it."""
+        """Send a command to the supervisor and wait until it is done."""
         self._require(task)
-        watch = self._watch
+        state = self._state
         self._commands += 1
         try:
             self._supervisor.stdin.write(json.dumps({"command": command, "task": task}) + "\n")
             self._supervisor.stdin.flush()
         except (OSError, ValueError):  # closed at the other end, or here
             raise CourseError(f"{task} cannot {command}: the cluster is no longer running.") from None
-        with watch.changed:
-            watch.changed.wait_for(lambda: len(watch.refusals) == self._commands or watch.closed)
-        refusal = watch.refusals[-1] if len(watch.refusals) == self._commands else "the cluster is no longer running"
+        with state.changed:
+            state.changed.wait_for(lambda: len(state.refusals) == self._commands or state.closed)
+        refusal = state.refusals[-1] if len(state.refusals) == self._commands else "the cluster is no longer running"
         if refusal:
             raise CourseError(f"{task} cannot {command}: {refusal}.")
 
@@ -214,21 +216,21 @@ class Cluster:
 
     def _wait_for(self, task: str, what: str, found: Callable, hopeless: Callable[[str], bool]):
         self._require(task)
-        watch = self._watch
-        return self._wait(found, lambda: watch.never(task, what) if hopeless(task) else None, f"{task} {what}")
+        state = self._state
+        return self._wait(found, lambda: state.never(task, what) if hopeless(task) else None, f"{task} {what}")
 
     def _wait(self, found: Callable, hopeless: Callable[[], CourseError | None] = lambda: None, what: str = "the end"):
         """Show what is printed until `found` gives something; raise when it no longer can."""
-        watch = self._watch
+        state = self._state
         try:
-            with watch.changed:
+            with state.changed:
                 while (answer := found()) is None:
                     self._show_new_lines()
-                    if watch.over:
-                        raise watch.failure(what)
+                    if state.over:
+                        raise state.failure(what)
                     if reason := hopeless():
                         raise reason
-                    watch.changed.wait()
+                    state.changed.wait()
                 self._show_new_lines()
             return answer
         except BaseException:
@@ -236,7 +238,7 @@ class Cluster:
             raise
 
     def _show_new_lines(self) -> None:
-        fresh = self._watch.lines[self._shown :]
+        fresh = self._state.lines[self._shown :]
         self._shown += len(fresh)
         for task, stream, text in fresh:
             if stream == "out":
@@ -244,7 +246,7 @@ class Cluster:
 
 
 def _free_memory_bytes() -> int:
-    """What this machine, or the container that this process is in, has left; a file cache can be dropped."""
+    """Free memory of this machine, or of this process's container; a file cache counts as free."""
     free, group = psutil.virtual_memory().available, Path("/sys/fs/cgroup")
     with suppress(OSError, ValueError):  # no such file, or "max" in it
         limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))

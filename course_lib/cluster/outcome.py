@@ -1,4 +1,4 @@
-"""What a local run tells: reports, how tasks ended, what they returned, or why there is nothing. Standard library only."""
+"""What a run leaves: reports, exits and results, or why it failed. Standard library only; taught in notebooks/03."""
 
 import signal
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,8 @@ CONSEQUENCES = (
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a program told with `task.report(...)`."""
+class TaskReport:
+    """What a program sent with `task.report(...)`."""
 
     task: str
     attempt: int
@@ -92,7 +92,7 @@ class Outcome:
     """
 
     results: Mapping[str, object]
-    reports: tuple[Report, ...]
+    reports: tuple[TaskReport, ...]
     log: Mapping[str, str]
     exits: tuple[Exit, ...]
     restarts: int

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from course_lib.cluster.job import Job
 from course_lib.errors import CourseError
 
-FIRST_PORT = 23450  # of a job's first task, where nobody says otherwise
+FIRST_PORT = 23450  # of a job's first task, unless COURSE_FIRST_PORT is set
 
 
-def find_place(job: Job, environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+def identify_task(job: Job, environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """This task's name and every task's address.
 
     The local supervisor gives both. Slurm and Kubernetes give a number and,
     through COURSE_HOSTS, one host per task; an operator may give TF_CONFIG.
 
-    Raises  CourseError when what is given does not fit the job
+    Raises  CourseError when these variables do not fit the job
     """
     if "COURSE_TASK" in environment:
         return environment["COURSE_TASK"], json.loads(environment["COURSE_ADDRESSES"])
@@ -25,7 +25,7 @@ def find_place(job: Job, environment: Mapping[str, str]) -> tuple[str, dict[str,
     hosts = [host for host in environment.get("COURSE_HOSTS", "").split(",") if host]
     if rank is None or len(hosts) != len(job.tasks):
         raise CourseError(
-            f"this process does not know its place: the job has {len(job.tasks)} tasks and COURSE_HOSTS names "
+            f"this process cannot tell which task it is: the job has {len(job.tasks)} tasks and COURSE_HOSTS names "
             f"{len(hosts)} hosts; start it with `course cluster run`, sbatch or kubectl."
         )
     first = int(environment.get("COURSE_FIRST_PORT", FIRST_PORT))  # one port each, because tasks may share a host

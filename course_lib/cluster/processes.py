@@ -1,4 +1,4 @@
-"""What the local cluster asks of the operating system: ports, cores, pipes, and an end for every process.
+"""The local cluster's calls to the operating system: ports, cores, pipes, and the end of every process.
 
 Needs Linux or macOS.
 """
@@ -18,13 +18,13 @@ import psutil
 
 from course_lib.errors import CourseError
 
-LEAVING_SECONDS = 5  # for a process to leave, and for its last words to arrive
+LEAVING_SECONDS = 5  # for a process to end, and for its last lines to arrive
 MARKS = MARK, TASK = "COURSE_FOLDER", "COURSE_TASK"  # in the environment of every task, and so of what a task starts
 
 
 @dataclass(frozen=True)
 class Forked:
-    """A process that was forked, here or elsewhere, and the near ends of its pipes: what a cluster needs of `subprocess.Popen`."""
+    """A process forked here or elsewhere, and our ends of its pipes: the part of `subprocess.Popen` that is used."""
 
     pid: int
     stdin: IO | None = None
@@ -32,7 +32,7 @@ class Forked:
     stderr: IO | None = None
 
     def wait(self) -> int | None:
-        """Wait for its end; the exit code, which only its parent is told."""
+        """Wait for its end; the exit code, or None where another process is its parent."""
         try:
             return psutil.Process(self.pid).wait()
         except psutil.NoSuchProcess:
@@ -43,9 +43,9 @@ def hold_port(number: int) -> list[socket.socket]:
     """Reserve a port for a server in another process: bound here, and not listening.
 
     On Linux a second socket may bind and listen as long as both allow reuse and
-    this one does not listen, and nobody else is given the port meanwhile.
-    TensorFlow's and JAX's servers allow reuse. Another cluster would be let in
-    too, so a name that the kernel gives only once goes with the port.
+    this one does not listen; the system gives the port to nobody else meanwhile.
+    TensorFlow's and JAX's servers allow reuse. Another cluster could bind it
+    too, so a Unix socket's name, which is unique, is taken with the port.
 
     number   0 takes a free one
     Returns  what to keep open; the port itself is the first
@@ -65,7 +65,7 @@ def hold_port(number: int) -> list[socket.socket]:
 
 
 def pin(pid: int, position: int, cpus: int | None) -> None:
-    """Give a task cores of its own where the system can; with too few cores, tasks share them in turn."""
+    """Give a task its own cores where the system can; with too few cores, tasks share them."""
     if cpus and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         with suppress(ProcessLookupError):
@@ -81,7 +81,7 @@ async def ended(process: subprocess.Popen | Forked) -> int:
     """Wait for a process and end its group; its exit code.
 
     asyncio's own wait also waits until the pipes close (cpython issue 119710),
-    and a grandchild may hold them.
+    and a grandchild may keep them open.
     """
     loop = asyncio.get_running_loop()
     code: asyncio.Future[int] = loop.create_future()

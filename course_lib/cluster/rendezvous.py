@@ -1,9 +1,9 @@
-"""How tasks stay and leave together where no supervisor holds them: under Slurm and on Kubernetes. Standard library only.
+"""How tasks end together without a supervisor, under Slurm and on Kubernetes. Standard library only.
 
-A task that leaves while another is in a collective breaks it, and servers never
-leave by themselves. So every task joins the first one before its program starts,
-tells it when the program has returned, and stays until the first one says that all
-have. A connection that ends too early is a lost task, and the others end as well.
+A task that ends while another is in a collective breaks it, and servers never
+end by themselves. So every task connects to the first one before its program
+starts, reports when the program has returned, and stays until the first one says
+that all have. A connection that ends earlier is a lost task: the others end too.
 """
 
 import os
@@ -18,19 +18,17 @@ from course_lib.cluster.job import Job
 from course_lib.errors import CourseError
 
 GO, RETURNED = "go", "returned"
-LONGEST_LINE = 100  # bytes; a stranger may send more
-KNOCK_SECONDS = 0.2  # between two tries to reach a first task that has not started yet
-KNOCK_TIMEOUT_SECONDS = 10  # a name may still lead to a pod that is gone, and the next try asks anew
-IDLE_SECONDS = (
-    60  # after which the kernel asks whether the other end lives; cloud firewalls forget what is silent for 10 minutes
-)
+LONGEST_LINE = 100  # bytes; a port scanner may send more
+RETRY_SECONDS = 0.2  # between two tries to reach a first task that has not started yet
+TRY_SECONDS = 10  # a name may still lead to a pod that is gone; the next try looks it up again
+IDLE_SECONDS = 60  # until the kernel checks the other end; cloud firewalls drop connections idle for 10 minutes
 
 
-class Gathering:
-    """One task's part: the first task hosts; the others join, and wait here until it listens.
+class Rendezvous:
+    """One task's part: the first task hosts; the others connect, and wait here until it listens.
 
     name       this task
-    addresses  every task's name to its "host:port"; the gathering has the port after the tasks'
+    addresses  every task's name to its "host:port"; the host listens on the port after all of these
     Raises     CourseError when that port is taken
     """
 
@@ -46,7 +44,7 @@ class Gathering:
         if name == first:
             self.leave, act, self._socket = self._wait_for_others, self._welcome, listen(place[1])
         else:
-            self.leave, act, self._socket = self._wait_for_host, self._hear, _join(place, name)
+            self.leave, act, self._socket = self._wait_for_host, self._read_host, _join(place, name)
         threading.Thread(target=act, daemon=True).start()
 
     def _wait_for_others(self) -> None:
@@ -60,8 +58,8 @@ class Gathering:
                 _say(guest, GO)
 
     def _wait_for_host(self) -> None:
-        """Tell that this task's program has returned, and wait for the others."""
-        with suppress(OSError):  # `_hear` sees the loss
+        """Report that this task's program has returned, and wait for the others."""
+        with suppress(OSError):  # `_read_host` sees the loss
             _say(self._socket, RETURNED)
         with self._changed:
             self._changed.wait_for(lambda: self._over)
@@ -72,11 +70,11 @@ class Gathering:
             threading.Thread(target=self._follow, args=(guest,), daemon=True).start()
 
     def _follow(self, guest: socket.socket) -> None:
-        """Hear a guest until its program has returned, or it is lost."""
+        """Read from a guest until its program has returned, or it is lost."""
         _keep_alive(guest)
         said = _lines(guest)
         name = next(said, "")
-        if name not in self._others:  # something that tries ports
+        if name not in self._others:  # a port scanner
             guest.close()
             return
         with self._changed:
@@ -87,11 +85,11 @@ class Gathering:
             if returned:
                 self._returned.add(name)
                 self._changed.notify_all()
-            elif not self._over and not _rejoins(name, self._job):
+            elif not self._over and not self._job.rejoins(name):
                 _end(f"{name} was lost, so {self._name} ends as well")
 
-    def _hear(self) -> None:
-        """Wait for the word to leave, or for the loss of the first task."""
+    def _read_host(self) -> None:
+        """Wait until the host lets everyone leave, or is lost."""
         if next(_lines(self._socket), "") != GO:
             _end(f"{self._job.tasks[0]} was lost, so {self._name} ends as well")
         if self._name not in self._job.programs:
@@ -119,20 +117,15 @@ def _join(place: tuple[str, int], name: str) -> socket.socket:
     """The connection to the first task, once it listens."""
     while True:
         try:
-            host = socket.create_connection(place, KNOCK_TIMEOUT_SECONDS)
+            host = socket.create_connection(place, TRY_SECONDS)
             break
         except OSError:
-            time.sleep(KNOCK_SECONDS)  # nothing tells when another machine's process listens
+            time.sleep(RETRY_SECONDS)  # nothing announces that another machine's process listens
     host.settimeout(None)
     _keep_alive(host)
-    with suppress(OSError):  # whoever hears it sees the loss
+    with suppress(OSError):  # the host sees the loss
         _say(host, name)
     return host
-
-
-def _rejoins(name: str, job: Job) -> bool:
-    """Whether a lost task can be started again alone; a collective cannot be rejoined."""
-    return name.startswith("evaluator") or job.parameter_servers > 0 and name.startswith("worker")
 
 
 def _say(connection: socket.socket, word: str) -> None:
@@ -140,7 +133,7 @@ def _say(connection: socket.socket, word: str) -> None:
 
 
 def _lines(connection: socket.socket) -> Iterator[str]:
-    """What the other end says, until it is silent for good."""
+    """What the other end sends, line by line, until it closes."""
     with suppress(OSError), connection.makefile("rb") as said:
         while line := said.readline(LONGEST_LINE):
             yield line.decode(errors="replace").strip()

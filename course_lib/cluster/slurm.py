@@ -35,7 +35,8 @@ export COURSE_FIRST_PORT=${{COURSE_FIRST_PORT:-$((20000 + SLURM_JOB_ID % 100 * 1
 # A lost task ends the others, because a collective cannot be rejoined; the next attempt goes on from the checkpoint.
 for attempt in $(seq 0 {restarts}); do
   export COURSE_ATTEMPT=$((SLURM_RESTART_COUNT + attempt))
-  srun --kill-on-bad-exit=1 --open-mode=append --output={folder}/task-%t.log {python} -u -m course_lib.cluster {folder} && exit 0
+  srun --kill-on-bad-exit=1 --open-mode=append --output={folder}/task-%t.log \
+{python} -u -m course_lib.cluster {folder} && exit 0
 done
 exit 1
 """
@@ -78,11 +79,12 @@ def submit(script: Path, *, wait: bool = False) -> int:
 
     wait    until the job has ended, well or not
     Raises  CourseError when Slurm is missing or refuses; when waited for and the job failed,
-            RunFailed, with the failing task's traceback if it could tell
+            RunFailed, with the failing task's traceback if it wrote one
     """
     if shutil.which("sbatch") is None:
         raise CourseError(
-            "Slurm is not here (no sbatch): copy the folder to a machine of the cluster and run `sbatch batch.sh` there."
+            "Slurm is not here (no sbatch): copy the folder to a machine of the cluster and run "
+            "`sbatch batch.sh` there."
         )
     number, went_well = hand_over(script, *(["--wait"] if wait else []))
     if not went_well:
@@ -92,7 +94,7 @@ def submit(script: Path, *, wait: bool = False) -> int:
 
 
 def hand_over(script: Path, *options: str) -> tuple[int, bool]:
-    """Call sbatch; the job's number, and where it was waited for, whether it went well. Raises CourseError when refused."""
+    """Call sbatch; the job's number, and after a wait whether it went well. Raises CourseError when refused."""
     done = subprocess.run(["sbatch", "--parsable", *options, str(script)], capture_output=True, text=True)
     if not done.stdout.strip():
         said = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -110,18 +112,19 @@ def read_results(job: Job, folder: Path) -> dict[str, object]:
     paths = {name: Path(folder) / "results" / f"{name}.pickle" for name in job.programs}
     if missing := [name for name, path in paths.items() if not path.exists()]:
         raise _failure(folder) or CourseError(
-            f"{folder} has no result of {', '.join(missing)}: the job waits, runs, or its batch.log and task-*.log there say why it failed."
+            f"{folder} has no result of {', '.join(missing)}: the job waits, runs, "
+            f"or its batch.log and task-*.log there say why it failed."
         )
     return {name: pickle.loads(path.read_bytes()) for name, path in paths.items()}
 
 
 def _failure(folder: Path) -> RunFailed | None:
-    """Why the last attempt failed, if its tasks could tell."""
-    told: dict[int, list[Path]] = {}
+    """Why the last attempt failed, if its tasks reported it."""
+    reported: dict[int, list[Path]] = {}
     for path in sorted(Path(folder).glob("reports/attempt */*.jsonl"), key=lambda path: path.stat().st_mtime):
-        told.setdefault(int(path.parent.name.split()[1]), []).append(path)
-    attempt = max(told, default=0)
-    lasts = [json.loads(lines[-1]) for path in told.get(attempt, []) if (lines := path.read_text().splitlines())]
+        reported.setdefault(int(path.parent.name.split()[1]), []).append(path)
+    attempt = max(reported, default=0)
+    lasts = [json.loads(lines[-1]) for path in reported.get(attempt, []) if (lines := path.read_text().splitlines())]
     exits = [
         Exit(last["task"], attempt, 1, False, error=last["error"], message=last["message"], traceback=last["traceback"])
         for last in lasts

@@ -1,8 +1,9 @@
-"""How a job's supervisor is started: by a Python of its own, or by a fork of one that has imported the framework.
+"""Start a job's supervisor in a new Python, or in a fork of a process that has imported the framework.
 
 Importing TensorFlow and Keras takes 7 s of a core on the course's own machine, for every task of every job. A fork of a
 process that has imported them takes a few hundredths of a second. That process, the fork server, is started for the
-first job that it suits and ends with the process that wanted it.
+first job that can use it and ends with the process that started it. The standard library's (multiprocessing with
+set_forkserver_preload) runs the starter's script again in each child and keeps the environment of its first start.
 """
 
 import ast
@@ -17,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from course_lib.cluster.fork import room
+from course_lib.cluster.fork import environment_space
 from course_lib.cluster.job import FRAMEWORKS, Job
 from course_lib.cluster.processes import Forked
 from course_lib.errors import CourseError
 
-BRING_FRAMEWORKS = {*FRAMEWORKS, "keras", "course_lib"}  # a program that imports one of these wants a framework
+BRING_FRAMEWORKS = {*FRAMEWORKS, "keras", "course_lib"}  # a program that imports one of these needs a framework
 # Set for each task, or for each test: no framework reads them when it is imported.
 UNREAD = {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "no_grpc_proxy", "TMPDIR", "PYTEST_CURRENT_TEST"}
 LONGEST_ANSWER = 100  # bytes
@@ -52,7 +53,7 @@ def start_supervisor(job: Job, folder: str, keep: bool, ports: Sequence[int], lo
 
 
 def can_fork(job: Job) -> bool:
-    """Whether forks can be a job's tasks: on Linux, with a framework to import, and no GPU or network to be born with."""
+    """Whether forks can be a job's tasks: on Linux, with a framework to import, and without GPUs or a link."""
     if sys.platform != "linux" or job.resources.gpus or job.link:
         return False
     return bool(job.parameter_servers or job.program.text is None or BRING_FRAMEWORKS & _imported(job.program.text))
@@ -84,13 +85,10 @@ class ForkServer:
                 stderr=nothing,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env={
-                    "OPENBLAS_NUM_THREADS": "1",
-                    **environment,
-                    **room(),
-                },  # NumPy's own threads would not live through a fork
+                # NumPy's threads would not survive a fork
+                env={"OPENBLAS_NUM_THREADS": "1", **environment, **environment_space()},
             )
-        self.alive = lambda: server.poll() is None  # in a fork of this process no child is
+        self.alive = lambda: server.poll() is None  # a fork of this process has no children
         self.stop = weakref.finalize(self, _stop, self._requests, server, os.getpid())
 
     def supervise(self, arguments: Sequence[str], log: IO, lock: int) -> Forked:
@@ -121,7 +119,7 @@ _one_at_a_time = threading.Lock()
 
 
 def _fork(job: Job, environment: Mapping[str, str], arguments: Sequence[str], log: IO, lock: int) -> Forked:
-    """A supervisor from this process's fork server. A framework reads its settings when imported: others are another server's."""
+    """A supervisor from a fork server with this environment, because frameworks read their settings when imported."""
     settings = {**environment, "KERAS_BACKEND": job.framework, **job.environment}
     settings = {name: value for name, value in settings.items() if name not in UNREAD}
     wanted = modules(job), *sorted(settings.items())
@@ -131,7 +129,7 @@ def _fork(job: Job, environment: Mapping[str, str], arguments: Sequence[str], lo
                 stop_server()
                 _servers[wanted] = ForkServer(modules(job), settings)
             return _servers[wanted].supervise(arguments, log, lock)
-        except BaseException:  # an answer that nobody has read would be the next one's
+        except BaseException:  # the next request would read this one's answer
             stop_server()
             raise
 

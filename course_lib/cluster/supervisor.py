@@ -13,45 +13,20 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from course_lib.cluster import fork, limited_links, processes
+from course_lib.cluster import limited_links, processes
 from course_lib.cluster.job import Job
 from course_lib.cluster.outcome import CONSEQUENCES
-from course_lib.cluster.processes import LEAVING_SECONDS, Forked, open_reader, split_lines
-from course_lib.cluster.task import run_task
+from course_lib.cluster.processes import LEAVING_SECONDS, open_reader, split_lines
+from course_lib.cluster.task_process import TaskProcess, fork_task, start_task, task_environment
 from course_lib.errors import CourseError
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 LONGEST_LINE = 10_000  # bytes of one log line that are kept
-
-
-class TaskProcess:
-    """One attempt at one task, and what is known of its end."""
-
-    def __init__(self, name: str, attempt: int, process: subprocess.Popen | Forked):
-        self.name, self.attempt, self.process = name, attempt, process
-        self.code: int | None = None
-        self.returned = False
-        self.error = ""
-        self.asked = False  # to end
-        self.replaced = False  # by the next attempt, or soon
-        self.end: asyncio.Task
-
-    def signal(self, number: int) -> None:
-        """Send a signal to the task and everything in its process group."""
-        if self.code is None:
-            self.asked = self.asked or number == signal.SIGKILL
-            processes.signal_group(self.process.pid, number)
-
-    @property
-    def wanted(self) -> bool:
-        """It ended as it was asked to; an error of its own is none, even if a kill was on its way."""
-        return self.returned or (self.asked and self.code == -signal.SIGKILL and not self.error)
 
 
 class Supervisor:
@@ -67,7 +42,7 @@ class Supervisor:
         self.tasks: dict[str, TaskProcess] = {}
         self.changing = asyncio.Lock()  # starting, killing and recovering, one at a time
         self.background: set[asyncio.Task] = set()
-        self.network = limited_links.Laboratory(len(job.tasks), job.link) if job.link else None
+        self.network = limited_links.NetworkLab(len(job.tasks), job.link) if job.link else None
         self.held: list[list[socket.socket]] = []
         self.addresses: dict[str, str] = {}
 
@@ -147,64 +122,18 @@ class Supervisor:
         """Start one attempt at a task and follow its log, its reports and its end."""
         ours, theirs = socket.socketpair()
         with theirs:
-            begin = self.fork if self.forks else self.start_python
-            process = begin(name, self.environment(name, attempt, theirs.fileno()), theirs.fileno())
+            variables = task_environment(self.job, self.folder, self.addresses, name, attempt, theirs.fileno())
+            if self.forks:
+                process = fork_task(self.job, self.folder, name, variables, theirs.fileno())
+            else:
+                prefix = self.network.command_prefix(self.job.tasks.index(name)) if self.network else ()
+                process = start_task(self.job, self.folder, name, variables, theirs.fileno(), prefix)
         task = TaskProcess(name, attempt, process)
         self.say("started", task=name, pid=process.pid, attempt=attempt)
         task.end = self.spawn(self.follow(task, ours))
         if self.job.resources.task_seconds and name in self.job.programs:
             self.spawn(self.limit(task, self.job.resources.task_seconds))
         return task
-
-    def start_python(self, name: str, environment: dict[str, str], channel: int) -> subprocess.Popen:
-        position = self.job.tasks.index(name)
-        process = subprocess.Popen(
-            [
-                *(self.network.command_prefix(position) if self.network else ()),
-                sys.executable,
-                "-m",
-                "course_lib.cluster",
-                str(self.folder),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            pass_fds=[channel],
-            start_new_session=True,
-        )
-        processes.pin(process.pid, position, self.job.resources.cpus)
-        return process
-
-    def fork(self, name: str, environment: dict[str, str], channel: int) -> Forked:
-        """A task with what the fork server has imported."""
-
-        def be_a_task() -> int:
-            processes.pin(0, self.job.tasks.index(name), self.job.resources.cpus)
-            return run_task(self.folder, os.environ)
-
-        return fork.fork(be_a_task, environment, keep=channel)
-
-    def environment(self, name: str, attempt: int, channel: int) -> dict[str, str]:
-        environment = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
-        gpus, first = self.job.resources.gpus, self.job.tasks.index(name) * self.job.resources.gpus
-        ours = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(first + gpus)))).split(",")
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(
-            ours[first : first + gpus]
-        )  # none: a framework would take them all
-        hosts = {address.rsplit(":", 1)[0] for address in self.addresses.values()}
-        environment["no_grpc_proxy"] = ",".join(sorted(hosts))  # a proxy for the web does not know this machine's tasks
-        return {
-            **environment,
-            **self.job.environment,
-            "COURSE_ATTEMPT": str(attempt),
-            "COURSE_ADDRESSES": json.dumps(self.addresses),
-            "COURSE_CHANNEL": str(channel),
-            processes.MARK: str(self.folder),
-            processes.TASK: name,
-            "TMPDIR": str(self.folder / "tmp"),  # a task that is killed leaves its temporary files
-            "PYTHONUNBUFFERED": "1",
-        }
 
     async def follow(self, task: TaskProcess, channel: socket.socket) -> None:
         """Pass on what a task says until it ends, then judge its end."""
@@ -262,9 +191,7 @@ class Supervisor:
             if self.over.done() or task.replaced:
                 return
             self.restarts += 1
-            # An evaluator, or a worker of parameter servers, can rejoin; a collective starts again as a whole.
-            alone = task.name.startswith("evaluator") or self.job.parameter_servers and task.name.startswith("worker")
-            names = [task.name] if alone else self.job.tasks
+            names = [task.name] if self.job.rejoins(task.name) else self.job.tasks
             self.say("restarting", tasks=list(names), after=task.name)
             await self.replace(names)
 

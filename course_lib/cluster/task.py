@@ -1,4 +1,4 @@
-"""One task of a job, from inside its process: its place, its reports, its result.
+"""One task of a job, from inside its process: its identity, its reports, its result.
 
 `python -m course_lib.cluster FOLDER` runs FOLDER/job.json wherever it is started:
 by the local supervisor, by srun, or in a pod. Taught in notebooks/03.
@@ -20,8 +20,8 @@ from pathlib import Path
 
 from course_lib import devices
 from course_lib.cluster.job import Job
-from course_lib.cluster.own_task import find_place
-from course_lib.cluster.rendezvous import Gathering, listen
+from course_lib.cluster.own_task import identify_task
+from course_lib.cluster.rendezvous import Rendezvous, listen
 from course_lib.errors import CourseError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -42,7 +42,7 @@ class Task:
     folder: Path
     attempt: int = 0
     _channel: object = field(default=None, repr=False, compare=False)
-    _telling: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+    _sending: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
     def type(self) -> str:
@@ -62,9 +62,9 @@ class Task:
         return self.name == ("chief 0" if "chief 0" in self.addresses else "worker 0")
 
     def report(self, **values) -> None:
-        """Tell whoever watches: numbers and strings by name, e.g. step=7, loss=0.31; scalar tensors become numbers.
+        """Send numbers and strings by name, e.g. step=7, loss=0.31; scalar tensors become numbers.
 
-        Raises  CourseError for what is neither
+        Raises  CourseError for anything else
         """
         try:
             text = json.dumps(values, default=float)
@@ -72,10 +72,10 @@ class Task:
             raise CourseError(
                 f"a report holds numbers and strings ({error}); return arrays from the program."
             ) from None
-        self._tell("report", values=json.loads(text))
+        self._send("report", values=json.loads(text))
 
-    def _tell(self, event: str, **content) -> None:
-        with self._telling:  # programs have threads
+    def _send(self, event: str, **content) -> None:
+        with self._sending:  # programs have threads
             self._channel.write(json.dumps({"event": event, "task": self.name, **content}) + "\n")
             self._channel.flush()
 
@@ -84,14 +84,16 @@ def run_task(folder: Path, environment: dict[str, str]) -> int:
     """Run this process's task; return its exit code."""
     faulthandler.enable()
     job = _read_job(folder)
-    name, addresses = find_place(job, environment)
+    name, addresses = identify_task(job, environment)
     attempt, shared = int(environment.get("COURSE_ATTEMPT", 0)), folder / "shared"
     for path in (shared, folder / "results"):
         path.mkdir(exist_ok=True)
     if "COURSE_CHANNEL" in environment:
         channel, leave = _join_supervisor(int(environment["COURSE_CHANNEL"]))
     else:
-        channel, leave = _open_reports(folder, name, attempt), _join_others(job, name, addresses)
+        reports = folder / "reports" / f"attempt {attempt}"
+        reports.mkdir(parents=True, exist_ok=True)
+        channel, leave = open(reports / f"{name}.jsonl", "a"), _join_others(job, name, addresses)
         environment["no_grpc_proxy"] = ",".join(address.rsplit(":", 1)[0] for address in addresses.values())
     task = Task(name, addresses, shared, attempt, channel)
     environment.update(job.task_environment(name, addresses))
@@ -104,9 +106,9 @@ def run_task(folder: Path, environment: dict[str, str]) -> int:
     except BaseException as error:
         text = _own_traceback(error, job)
         print(text, file=sys.stderr, flush=True)
-        task._tell("failed", error=type(error).__name__, message=str(error), traceback=text)
+        task._send("failed", error=type(error).__name__, message=str(error), traceback=text)
         return 1
-    task._tell("returned")
+    task._send("returned")
     leave()  # not while another task is in a collective: that would break it
     return 0
 
@@ -116,43 +118,33 @@ def _read_job(folder: Path) -> Job:
         return Job.from_json((folder / "job.json").read_text())
     except OSError as error:
         raise CourseError(
-            f"{folder / 'job.json'} cannot be read on {socket.gethostname()} ({error.strerror}): every machine must see this folder."
+            f"{folder / 'job.json'} cannot be read on {socket.gethostname()} ({error.strerror}): "
+            f"every machine must see this folder."
         ) from None
-
-
-def _open_reports(folder: Path, name: str, attempt: int):
-    reports = folder / "reports" / f"attempt {attempt}"
-    reports.mkdir(parents=True, exist_ok=True)
-    return open(reports / f"{name}.jsonl", "a")
 
 
 def _join_others(job: Job, name: str, addresses: Mapping[str, str]):
     """A call that waits until all programs have returned."""
     if name in addresses:
         listen(int(addresses[name].rsplit(":", 1)[1])).close()  # the framework's own error names no remedy
-    return Gathering(name, addresses, job).leave
+    return Rendezvous(name, addresses, job).leave
 
 
 def _join_supervisor(descriptor: int):
-    """Where reports go, and a call that waits for the word to leave."""
+    """Where reports go, and a call that waits until the supervisor lets this task leave."""
     channel, released = socket.socket(fileno=descriptor), threading.Event()
     channel.set_inheritable(False)  # what the program starts would keep it open
-    _die_with_parent()
+    if sys.platform == "linux":  # the kernel kills this task with its parent, also while it is paused
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_follow, args=(channel, released), daemon=True).start()
     return channel.makefile("w"), released.wait
 
 
 def _follow(channel: socket.socket, released: threading.Event) -> None:
-    """Wait for the supervisor's word to leave; when the supervisor itself is gone, go at once."""
+    """Wait until the supervisor lets this task leave; end at once when the supervisor is gone."""
     if not channel.recv(1):
         os.killpg(os.getpgid(0), signal.SIGKILL)
     released.set()
-
-
-def _die_with_parent() -> None:
-    """On Linux the kernel sees to it, also while this task is paused."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _serve(task: Task) -> None:
@@ -164,14 +156,14 @@ def _serve(task: Task) -> None:
     server = tf.distribute.Server(
         resolver.cluster_spec(), job_name=task.type, task_index=task.index, protocol="grpc", config=options
     )
-    task.report(serving=1 + task.attempt)  # tells a second start from the first
+    task.report(serving=1 + task.attempt)  # so that a second start differs from the first
     server.join()
 
 
 def _store(result: object, path: Path) -> None:
     try:
         content = pickle.dumps(result)
-    except Exception as error:  # pickle has many ways to say no
+    except Exception as error:  # pickle raises many types
         raise CourseError(
             f"the program's result cannot travel back ({error}); return numbers, arrays, lists and dicts."
         ) from None
@@ -180,7 +172,7 @@ def _store(result: object, path: Path) -> None:
 
 
 def _own_traceback(error: BaseException, job: Job) -> str:
-    """From the program's first frame on; the launcher's own frames say nothing to its author."""
+    """From the program's first frame on: its author has no use for the launcher's frames."""
     frame = error.__traceback__
     while frame and frame.tb_frame.f_code.co_filename == __file__:
         frame = frame.tb_next

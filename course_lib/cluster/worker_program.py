@@ -19,7 +19,7 @@ from course_lib.errors import CourseError
 
 
 @dataclass(frozen=True)
-class Program:
+class WorkerProgram:
     """A function by its name in a text, or in a module that every task can import.
 
     function  its name
@@ -34,12 +34,12 @@ class Program:
     file: str = "program.py"
 
     @classmethod
-    def of(cls, program: "Program | Callable | str") -> "Program":
+    def of(cls, program: "WorkerProgram | Callable | str") -> "WorkerProgram":
         """Read a function, "module:function" or "file.py:function".
 
         Raises  CourseError when it cannot be imported, or needs the notebook's names
         """
-        if isinstance(program, Program):
+        if isinstance(program, WorkerProgram):
             return program
         if isinstance(program, str):
             return _from_text(program)
@@ -65,13 +65,13 @@ class Program:
         return f"{self.module or self.file}:{self.function}"
 
 
-def _from_text(name: str) -> Program:
+def _from_text(name: str) -> WorkerProgram:
     place, _, function = name.rpartition(":")
     if not place:
         raise CourseError(f'a program is "module:function" or "file.py:function", not {name!r}.')
     if place.endswith(".py"):
         try:
-            program = Program(function, text=Path(place).read_text(encoding="utf-8"), file=Path(place).name)
+            program = WorkerProgram(function, text=Path(place).read_text(encoding="utf-8"), file=Path(place).name)
             defined = [part.name for part in ast.parse(program.text).body if isinstance(part, ast.FunctionDef)]
         except (OSError, SyntaxError, UnicodeDecodeError) as error:
             raise CourseError(f"the program {place} cannot be read: {error}.") from None
@@ -88,10 +88,10 @@ def _from_text(name: str) -> Program:
         ) from None
     if not callable(found):
         raise CourseError(f"the module {place} has no function {function!r}.")
-    return Program(function, module=place)
+    return WorkerProgram(function, module=place)
 
 
-def _from_notebook(function: Callable) -> Program:
+def _from_notebook(function: Callable) -> WorkerProgram:
     try:
         text = textwrap.dedent(inspect.getsource(function))
     except OSError:
@@ -107,7 +107,7 @@ def _from_notebook(function: Callable) -> Program:
             f"{function.__name__} uses {', '.join(foreign)}, which other processes don't have: import modules inside "
             f"the function, pass numbers as arguments, and make the rest in it."
         )
-    return Program(function.__name__, text=text, file=f"{function.__name__}.py")
+    return WorkerProgram(function.__name__, text=text, file=f"{function.__name__}.py")
 
 
 def _global_names(table: symtable.SymbolTable) -> set[str]:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from course_lib import devices
-from course_lib.cluster.worker_program import Program
+from course_lib.cluster.worker_program import WorkerProgram
 from course_lib.errors import CourseError
 from course_lib.planner.blocks import Chain
 from course_lib.planner.calibration import fitted
@@ -147,7 +147,7 @@ def _own(text: str, optimizer: str) -> Chain:
         raise CourseError(f"no model is called {text!r}: name one of {known}.")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # "module:function" in the current folder, as for python -m
-    make = Program.of(text).load()
+    make = WorkerProgram.of(text).load()
     try:
         model = make()
     except Exception as error:  # the learner's own code

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from course_lib.cluster.worker_program import Program
+from course_lib.cluster.worker_program import WorkerProgram
 from course_lib.errors import CourseError
 from course_lib.tpu.compile_report import CompileReport
 from course_lib.tpu.compile_request import MODELS, Request, checked, named_model
@@ -172,7 +172,7 @@ def _as_data(model, arguments: Mapping[str, object]) -> dict:
         return named_model(model, arguments)
     if hasattr(model, "to_json"):
         return {"json": model.to_json()}
-    program = Program.of(model)
+    program = WorkerProgram.of(model)
     return {"program": asdict(program), "arguments": dict(arguments)}
 
 

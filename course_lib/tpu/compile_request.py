@@ -21,7 +21,7 @@ MODELS = {
 class Request:
     """The arguments of compile_client.compile_step, which explains them, without Python objects.
 
-    model  {"name": one of MODELS}, {"program": fields of a worker_program.Program}
+    model  {"name": one of MODELS}, {"program": fields of a worker_program.WorkerProgram}
            or {"json": keras.Model.to_json()}, and "arguments" of the first two
     optimizer, loss  names, or as Keras serializes them
     """

@@ -18,7 +18,7 @@ from jax.experimental import mesh_utils, topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from course_lib import models
-from course_lib.cluster.worker_program import Program
+from course_lib.cluster.worker_program import WorkerProgram
 from course_lib.errors import CourseError
 from course_lib.tpu import hlo, hlo_collectives, hlo_cost
 from course_lib.tpu.compile_report import CompiledMemory, CompileReport, Shortage
@@ -111,7 +111,7 @@ def _model_maker(request: Request) -> Callable[[], keras.Model]:
     if "json" in given:
         return lambda: keras.models.model_from_json(given["json"])
     if "program" in given:
-        function = Program(**given["program"]).load()
+        function = WorkerProgram(**given["program"]).load()
         return lambda: function(**arguments)
     if given["name"] == "transformer":
         arguments["repeat"] = lambda make, times, name: Repeated(make, times, remat=request.remat, name=name)

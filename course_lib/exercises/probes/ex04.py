@@ -204,7 +204,7 @@ def probe_recovery(names, seed):
     return {**outcome.results["chief 0"], "reports": reports}
 
 
-def _kill_the_server(running: cluster.Cluster) -> None:
+def _kill_the_server(running: cluster.LocalCluster) -> None:
     try:
         running.wait_report("chief 0", power_cut=True)
     except cluster.RunFailed:

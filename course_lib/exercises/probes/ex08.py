@@ -8,7 +8,7 @@ import functools
 import numpy as np
 
 from course_lib import cluster
-from course_lib.cluster.worker_program import Program
+from course_lib.cluster.worker_program import WorkerProgram
 from course_lib.errors import CourseError
 from course_lib.exercises.ask import WRITE_HERE, Stopped
 from course_lib.exercises.probes import workers
@@ -99,7 +99,7 @@ def step_sizes(seed: int) -> dict[str, int]:
 def probe_big_step(names, seed):
     """What the learner's step needed and did, in a new process."""
     try:
-        step = Program.of(names["big_step"])
+        step = WorkerProgram.of(names["big_step"])
     except CourseError as error:
         raise Stopped("raised", str(error), str(error)) from None
     if WRITE_HERE in (step.text or ""):
@@ -110,7 +110,7 @@ def probe_big_step(names, seed):
         f"    return measure_step({step.function}, **sizes)",
     ]
     lines = [step.text or f"from {step.module} import {step.function}", "", *measured, ""]
-    program = Program("run", text="\n".join(lines), file=step.file)
+    program = WorkerProgram("run", text="\n".join(lines), file=step.file)
     job = cluster.Job(program, workers=1, arguments=step_sizes(seed), environment=EXACT_MEMORY)
     return workers.run(job, "big_step").result
 

@@ -15,7 +15,7 @@ from course_lib.exercises.ask import WRITE_HERE, Stopped, in_one_line
 LIMIT_SECONDS = 200  # some 15 s on two quiet cores, a restart included; the rest is for busy ones
 
 
-def run(job: object, name: str, disturb: Callable[[cluster.Cluster], None] = lambda running: None) -> cluster.Outcome:
+def run(job: object, name: str, disturb: Callable[[cluster.LocalCluster], None] = lambda running: None) -> cluster.Outcome:
     """The outcome of a learner's job, on CPUs, so that any machine gives the same answer.
 
     name     what a verdict calls the job's maker, e.g. "make_job"
@@ -50,7 +50,7 @@ def job(program: object, **description) -> cluster.Job:
         raise Stopped("raised", str(error), str(error)) from None
 
 
-def failure_at_first(running: cluster.Cluster) -> Stopped | None:
+def failure_at_first(running: cluster.LocalCluster) -> Stopped | None:
     """What ended the first attempt where a task of it failed by itself; None where none did."""
     cause = first_cause([exit for exit in running.exits if exit.attempt == 0])
     return cause and _failure(cause, running.job.program.file, otherwise=str(cause))

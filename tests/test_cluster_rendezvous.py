@@ -1,4 +1,4 @@
-"""Tasks without a supervisor, as Slurm and Kubernetes start them: real processes on this machine, each told its rank."""
+"""Tasks without a supervisor, as Slurm and Kubernetes start them: real processes here, each with its rank."""
 
 import os
 import random
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from course_lib import cluster
-from course_lib.cluster.rendezvous import Gathering
+from course_lib.cluster.rendezvous import Rendezvous
 
 HOST = "127.0.0.1"
 PYTHONPATH = os.pathsep.join([str(Path(__file__).parent), str(Path(cluster.__file__).parents[2])])
@@ -30,8 +30,8 @@ def returns_at_once_or_looks_at_the_other(task):
     if task.index == 0:
         (task.folder / "pid").write_text(str(os.getpid()))
         return "first"
-    told = task.folder.parent / "reports" / "attempt 0" / "worker 0.jsonl"
-    while not told.exists() or "returned" not in told.read_text():
+    reports = task.folder.parent / "reports" / "attempt 0" / "worker 0.jsonl"
+    while not reports.exists() or "returned" not in reports.read_text():
         time.sleep(0.05)
     os.kill(int((task.folder / "pid").read_text()), 0)  # raises when it has left
     return "second"
@@ -137,7 +137,7 @@ def test_strangers_at_the_port_do_no_harm(tmp_path):
             assert silent.fileno() > 0
 
 
-@pytest.mark.parametrize("which", [0, -1], ids=["the task's own", "the gathering's"])
+@pytest.mark.parametrize("which", [0, -1], ids=["the task's own", "the rendezvous'"])
 def test_a_taken_port_is_one_line(tmp_path, which):
     with Processes(cluster.Job(evaluator_is_lost_once), tmp_path) as tasks:
         with socket.create_server(("", tasks.ports[which])):
@@ -156,12 +156,12 @@ def test_a_folder_that_this_machine_does_not_see_is_one_line(tmp_path):
 def test_servers_get_the_word_to_leave_from_the_chief_wherever_an_operator_lists_it():
     job, row = cluster.Job(reports_and_waits, workers=1, parameter_servers=1), free_row(4)
     addresses = {name: f"{HOST}:{port}" for name, port in zip(["ps 0", "worker 0", "chief 0"], row)}
-    addresses["chief 0"] = f"{HOST}:{row[0]}"  # the gathering's port follows the chief's
-    gathering = Gathering("chief 0", addresses, job)
+    addresses["chief 0"] = f"{HOST}:{row[0]}"  # the rendezvous' port follows the chief's
+    rendezvous = Rendezvous("chief 0", addresses, job)
     with knock(row[-1]) as server, knock(row[-1]) as worker:
         server.sendall(b"ps 0\n")
         worker.sendall(b"worker 0\n")
-        gathering.leave()
+        rendezvous.leave()
         assert server.recv(10) == worker.recv(10) == b"go\n"
 
 

@@ -1,4 +1,4 @@
-"""What a cluster's supervisor has told so far: a thread writes it, waits read it."""
+"""What a cluster's supervisor has reported so far: one thread writes it, and waits read it."""
 
 import json
 import subprocess
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from course_lib.cluster import processes
 from course_lib.cluster.job import Job
-from course_lib.cluster.outcome import Exit, Report, RunFailed, first_cause
+from course_lib.cluster.outcome import Exit, RunFailed, TaskReport, first_cause
 from course_lib.cluster.processes import Forked
 from course_lib.errors import CourseError
 
 
-class Watch:
-    """A run as its supervisor tells it, event by event.
+class RunState:
+    """A run as its supervisor reports it, event by event.
 
     lines  (task, "out" or "err", text), in order of arrival
     gone   tasks that ended, and that nothing but a `restart` brings back
@@ -29,7 +29,7 @@ class Watch:
         self.addresses: dict[str, str] = {}
         self.pids: dict[str, int] = {}
         self.lines: list[tuple[str, str, str]] = []
-        self.reports: list[Report] = []
+        self.reports: list[TaskReport] = []
         self.exits: list[Exit] = []
         self.gone: set[str] = set()
         self.returned: set[str] = set()
@@ -40,7 +40,7 @@ class Watch:
         self._restarts = 0
 
     def follow(self, supervisor: subprocess.Popen | Forked) -> None:
-        """Take in events until the supervisor ends; runs in a thread of its own."""
+        """Read events until the supervisor ends; runs in its own thread."""
         try:
             with supervisor.stdout as events:
                 for line in events:
@@ -74,7 +74,7 @@ class Watch:
         self.lines.append((task, stream, text))
 
     def _on_report(self, task, attempt, values):
-        self.reports.append(Report(task, attempt, values))
+        self.reports.append(TaskReport(task, attempt, values))
 
     def _on_failed(self, task, attempt, **error):
         self._errors[task, attempt] = error
@@ -165,6 +165,6 @@ def first(items: Sequence, fits: Callable[[object], bool]) -> Callable[[], objec
 
 
 def reaches(value: object, wanted: object) -> bool:
-    """A number as large as wanted or larger; anything else the same."""
+    """Whether a number is at least as large as wanted, or anything else equal to it."""
     both_numbers = isinstance(value, Real) and isinstance(wanted, Real)
     return value >= wanted if both_numbers else value == wanted
