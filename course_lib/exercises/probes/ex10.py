@@ -1,19 +1,17 @@
 """Probes of exercise 10: states, activations in flight, a choice of layouts, recorded profiles, scaling.
 
-Needs NumPy. The inputs are functions of the seed; the profiles were recorded once, by ex10_record.py.
+Needs NumPy. The inputs are functions of the seed; the profiles were recorded once.
 """
 
 import functools
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
+from course_lib.exercises.given import recordings
 from course_lib.planner import Cluster, Layout, Transformer, find_chip, search
 from course_lib.profiler import Event
 
-RECORDED = Path(__file__).with_name("ex10_recordings.json")
 KINDS = ("input", "compute", "communication")
 NO_LAYOUT = "ValueError"  # q3's answer where nothing is sure to fit
 PRECISIONS = ("float32", "bfloat16_master", "float16_master")
@@ -121,23 +119,10 @@ def sizes(choose_layout, given) -> dict[str, object] | str:
 # q4: recorded profiles
 
 
-@functools.lru_cache(maxsize=1)
-def recordings() -> dict[str, tuple[Event, ...]]:
-    """The three recorded profiles by their bottleneck."""
-    stored = json.loads(RECORDED.read_text())
-    return {
-        kind: tuple(
-            Event(found["names"][name], "/host:CPU", found["threads"][thread], start, duration)
-            for name, thread, start, duration in found["events"]
-        )
-        for kind, found in stored.items()
-    }
-
-
 def profiles(seed: int) -> list[tuple[str, list[Event]]]:
     """(bottleneck, events): some steps of each recording, faster or slower, with pauses between the steps."""
     rng = np.random.default_rng(seed)
-    made = [(kind, _cut(rng, events)) for kind, events in recordings().items()]
+    made = [(kind, _cut(rng, events)) for kind, events in recordings.by_bottleneck().items()]
     return [made[place] for place in rng.permutation(len(made))]
 
 
