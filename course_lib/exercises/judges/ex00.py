@@ -79,18 +79,6 @@ SHARD_SIZES = Question(
                 "size + (replica < left_over)": "max(0, min(size, global_batch - replica * size))",
             },
         ),
-        Mistake(
-            "fractions",
-            "You give replicas fractions of an example.",
-            "`/` gives a float; `//` and `%` give the whole examples and the left-over ones.",
-            edit={"size + (replica < left_over)": "global_batch / replicas"},
-        ),
-        Mistake(
-            "one number",
-            "You return one number, and each replica needs its own size.",
-            "The docstring's Returns: a list with `replicas` sizes.",
-            edit={"[size + (replica < left_over) for replica in range(replicas)]": "size"},
-        ),
     ),
 )
 
@@ -103,25 +91,18 @@ def _all_whole(answers, seed):
     return True
 
 
-def _steps_are(name, wanted, effect):
-    """A target: wanted(examples, batch) steps; effect(steps * batch - examples) says what another number does."""
+def _steps_are(name, wanted):
+    """A target: as many steps as wanted(examples, batch)."""
 
     def holds(answers, seed):
         for (examples, batch), steps in zip(probes.epochs(seed), answers[name], strict=True):
             if steps != wanted(examples, batch):
-                said = effect(steps * batch - examples)
+                spare = steps * batch - examples
+                said = f"take {spare:g} examples more than there are" if spare > 0 else f"leave {-spare:g} unseen"
                 return f"{steps} steps for {examples:,} examples in batches of {batch} {said}"
         return True
 
     return holds
-
-
-def _kept_effect(spare):
-    return f"leave {-spare:g} examples unseen" if spare < 0 else "end with a batch that has no example"
-
-
-def _dropped_effect(spare):
-    return "need more examples than there are" if spare > 0 else f"leave {-spare:g} examples, enough for another batch"
 
 
 STEPS = Question(
@@ -134,11 +115,11 @@ STEPS = Question(
         Target("the number of steps is an int", _all_whole),
         Target(
             "with drop_remainder=False every example is seen once",
-            _steps_are("kept", lambda examples, batch: -(-examples // batch), _kept_effect),
+            _steps_are("kept", lambda examples, batch: -(-examples // batch)),
         ),
         Target(
             "with drop_remainder=True there are as many steps as full batches",
-            _steps_are("dropped", lambda examples, batch: examples // batch, _dropped_effect),
+            _steps_are("dropped", lambda examples, batch: examples // batch),
         ),
     ),
     mistakes=(
@@ -165,12 +146,6 @@ STEPS = Question(
             "You add a step for left-over examples even when the batches divide the examples exactly.",
             "Try 1,024 examples in batches of 64: is there anything left for another step?",
             edit={" or not left_over": ""},
-        ),
-        Mistake(
-            "a fraction",
-            "You return a fraction, and an epoch has a whole number of steps.",
-            "`/` gives a float. Use `//`, and decide what happens to the rest.",
-            edit={"full_batches + 1": "examples / global_batch"},
         ),
     ),
 )
@@ -212,12 +187,6 @@ PLACE = Question(
             "All your tensors live on the last device.",
             "Which name does `tf.device` get when the tensor is made: this array's, or the loop's last one?",
             edit={"tf.device(name)": "tf.device(device_names[-1])"},
-        ),
-        Mistake(
-            "reversed",
-            "Your tensors are on the devices in the opposite order.",
-            "Pair arrays and names from the front: `zip(values, device_names)`.",
-            edit={"zip(values, device_names)": "zip(values, device_names[::-1])"},
         ),
         Mistake(
             "left the devices",
@@ -313,16 +282,6 @@ STATISTICS = Question(
             "q3's `with tf.device(name):` belongs around the computation of each shard.",
             recognise=_on_default_device,
             edit={"tf.device(name)": "tf.device(None)"},
-        ),
-        Mistake(
-            "the whole shard sent",
-            "Your statistics are the shards themselves, so that all the data leaves its device.",
-            "Which few numbers of a shard does the mean need, and which the variance?",
-            recognise=lambda answers, seed: answers["numbers_sent"] == [shard.size for shard in _shards(answers, seed)],
-            edit={
-                "statistics.append(tf.stack([float(len(shard)), mean, squares]))": "statistics.append(values)",
-                'statistics, dtype="float64"': "[[len(s), np.mean(s), np.var(s) * len(s)] for s in statistics]",
-            },
         ),
         Mistake(
             "mean of means",

@@ -14,9 +14,6 @@ ANSWERS = published.answers("01_one_device")
 EXACT = 1e-6  # relative: the probe's clock is a float64
 
 
-# q1: a stopwatch
-
-
 def _steady(seed):
     """Median and relative spread of the steady calls, as a stopwatch that waits sees them."""
     durations = probes.durations(seed)
@@ -79,12 +76,6 @@ STOPWATCH = Question(
             },
         ),
         Mistake(
-            "spread in seconds",
-            "Your spread is in seconds, and so says nothing about two steps of different length.",
-            "Divide the interquartile range by the median.",
-            edit={"(high - low) / median": "high - low"},
-        ),
-        Mistake(
             "standard deviation",
             "Your spread is the standard deviation over the median, which a few disturbed calls decide.",
             "The interquartile range is the distance between the 25th and the 75th percentile: `np.percentile`.",
@@ -92,9 +83,6 @@ STOPWATCH = Question(
         ),
     ),
 )
-
-
-# q2: an input pipeline
 
 
 def _numbers(answers, epoch):
@@ -194,16 +182,9 @@ PIPELINE = Question(
             edit={"return augmented": "return augmented.cache()"},
         ),
         Mistake(
-            "not shuffled",
-            "Your examples come in the order of the data set.",
-            "`shuffle(buffer_size)`, between the cache and the batch.",
-            recognise=lambda answers, seed: (np.diff(_numbers(answers, 0)) == 1).all(),
-            edit={".shuffle(len(examples))": ""},
-        ),
-        Mistake(
             "order frozen",
             "Every epoch has the same order.",
-            "A cache repeats what it saw, the order too; and `reshuffle_each_iteration=False` keeps an order as well.",
+            "`shuffle` belongs between the cache, which repeats an order, and the batch; it reshuffles by default.",
             recognise=lambda answers, seed: _same_order(answers),
             edit={".cache()": "", ".shuffle(len(examples))": ".shuffle(len(examples)).cache()"},
         ),
@@ -233,9 +214,6 @@ PIPELINE = Question(
         ),
     ),
 )
-
-
-# q3: several steps a call
 
 
 def _steps_taken(answers, seed):
@@ -320,17 +298,8 @@ MULTI_STEP = Question(
             "Add the losses up in the loop, and divide at its end.",
             edit={"total += step": "total = step", "total / steps_per_call": "total"},
         ),
-        Mistake(
-            "one step too many",
-            "Your loop takes one step more than asked for.",
-            "Count from 0 while the number is less than steps_per_call.",
-            edit={"range(steps_per_call)": "range(steps_per_call + 1)"},
-        ),
     ),
 )
-
-
-# q4: a trace's bottleneck
 
 
 def _share(kind, events):
@@ -394,75 +363,45 @@ BOTTLENECK = Question(
             "Divide by the time that the train marks cover.",
             edit={"measure.covered_seconds(steps)": "sum(seconds.values())"},
         ),
-        Mistake(
-            "share of the whole trace",
-            "Your share compares with the whole trace, from its first event to its last.",
-            "Divide by the time that the train marks cover, without the first.",
-            edit={
-                "measure.covered_seconds(steps)": (
-                    "(max(e.end_seconds for e in events) - min(e.start_seconds for e in events))"
-                )
-            },
-        ),
     ),
 )
 
 
-# q5: the profile of a distributed run
+def _both(problem):
+    """A target: problem(run, steps, heavy) is None for each of the two runs, or says what is wrong with it."""
+
+    def holds(answers, seed):
+        said = [problem(answers[heavy], probes.profiled_steps(seed), heavy) for heavy in probes.HEAVY]
+        return said[0] or said[1] or True
+
+    return holds
 
 
-def _both(holds):
-    """A target for each of the two runs."""
+def _once_a_step(**counts):
+    """A target: in both runs there are as many of each as steps."""
 
-    def both(answers, seed):
-        for heavy in probes.HEAVY:
-            held = holds(answers[heavy], probes.profiled_steps(seed), heavy)
-            if held is not True:
-                return held
-        return True
+    def problem(run, steps, heavy):
+        wrong = [f"{run[key]} {what}, for {steps} steps" for key, what in counts.items() if run[key] != steps]
+        return wrong[0] if wrong else None
 
-    return both
+    return _both(problem)
 
 
-def _as_many(answers, steps, heavy):
-    return answers["trains"] == steps or f"for {steps} steps the recording has {answers['trains']} train marks"
-
-
-def _warm(answers, steps, heavy):
-    if answers["first_recorded"]:
+def _warm(run, steps, heavy):
+    if run["first_recorded"]:
         return "the recording has the first call of the step, which traces its graph"
-    return answers["recorded_calls"] == steps or f"it has {answers['recorded_calls']} calls for {steps} steps"
+    return None if run["recorded_calls"] == steps else f"it has {run['recorded_calls']} calls for {steps} steps"
 
 
-def _marked(answers, steps, heavy):
-    for inner, key in (("input", "inputs_in_train"), ("compute", "computes_in_train")):
-        if answers[key] != steps:
-            return f"{answers[key]} of {steps} train marks hold one {inner} mark"
-    for what, key in (("pulling one batch", "pulls_in_input"), ("one call of the step", "calls_in_compute")):
-        if answers[key] != steps:
-            return f"{what} lies inside its mark in {answers[key]} of {steps} steps"
-    return True
+def _all_replicas(run, steps, heavy):
+    replicas, wanted = run["replicas"], run["wanted_replicas"]
+    return None if replicas == wanted else f"{replicas} of {wanted} were at work in your recording"
 
 
-def _waited(answers, steps, heavy):
-    waits = answers["waits_in_compute"]
-    return waits == steps or f"{waits} of {steps} compute marks wait for the loss"
-
-
-def _all_replicas(answers, steps, heavy):
-    replicas, wanted = answers["replicas"], answers["wanted_replicas"]
-    return replicas == wanted or f"{replicas} of {wanted} were at work in your recording"
-
-
-def _verdict(answers, steps, heavy):
-    if not answers["returned_all"]:
+def _verdict(run, steps, heavy):
+    if not run["returned_all"]:
         return "profile_steps returns other events than the recording has"
-    return answers["verdict"] == heavy or f"the run that is heavy in its {heavy} is called {answers['verdict']!r}"
-
-
-def _in_both(fits):
-    """Recognise a mistake that shows in both runs."""
-    return lambda answers, seed: all(fits(answers[heavy], probes.profiled_steps(seed)) for heavy in probes.HEAVY)
+    return None if run["verdict"] == heavy else f"the run that is heavy in its {heavy} is called {run['verdict']!r}"
 
 
 PROFILE = Question(
@@ -473,12 +412,21 @@ PROFILE = Question(
     answer=ANSWERS["q5"],
     points=2,
     targets=(
-        Target("a train mark for each of the steps asked for", _both(_as_many)),
+        Target("a train mark for each of the steps asked for", _once_a_step(trains="train marks")),
         Target("one warm-up step before the recording, none of it inside", _both(_warm)),
         Target(
-            "in each train mark one input mark around the pull and one compute mark around the step", _both(_marked)
+            "in each train mark one input mark around the pull and one compute mark around the step",
+            _once_a_step(
+                inputs_in_train="train marks hold one input mark",
+                computes_in_train="train marks hold one compute mark",
+                pulls_in_input="input marks hold the pull of one batch",
+                calls_in_compute="compute marks hold one call of the step",
+            ),
         ),
-        Target("each compute mark ends when its loss is there", _both(_waited)),
+        Target(
+            "each compute mark ends when its loss is there",
+            _once_a_step(waits_in_compute="compute marks wait for the loss"),
+        ),
         Target("all replicas at work in the recording", _both(_all_replicas)),
         Target("your q4 names the bottleneck of both runs from it", _both(_verdict)),
     ),
@@ -487,14 +435,14 @@ PROFILE = Question(
             "first step recorded",
             "You record the first step, in which TensorFlow traces the graph.",
             "Run one step, and wait for its loss, before `measure.profile` begins.",
-            recognise=_in_both(lambda answers, steps: answers["first_recorded"]),
+            recognise=lambda answers, seed: all(run["first_recorded"] for run in answers.values()),
             edit={"    step(next(iterator)).numpy()\n": ""},
         ),
         Mistake(
             "one mark for all",
             "You have one train mark around all the steps, so that no step can be told from another.",
             "Open the train mark inside the loop.",
-            recognise=_in_both(lambda answers, steps: answers["trains"] == 1),
+            recognise=lambda answers, seed: all(run["trains"] == 1 for run in answers.values()),
             edit={
                 'for number in range(steps):\n            with mark("train", step_num=number, _r=1):': (
                     'with mark("train"):\n            for number in range(steps):'
@@ -502,26 +450,17 @@ PROFILE = Question(
             },
         ),
         Mistake(
-            "every batch",
-            "You record more steps than asked for, and a recording grows by thousands of events a step.",
-            "The data set has more batches than you need: stop after `steps`.",
-            recognise=_in_both(lambda answers, steps: answers["trains"] > steps),
-            edit={"range(steps)": "range(2 * steps)"},
-        ),
-        Mistake(
             "input not marked",
             "The batch is pulled inside the train mark but not inside an input mark.",
             "A `for batch in batches` pulls where you cannot mark it: take an `iter` and call `next` under the mark.",
-            recognise=_in_both(lambda answers, steps: answers["inputs_in_train"] == 0),
+            recognise=lambda answers, seed: all(run["inputs_in_train"] == 0 for run in answers.values()),
             edit={'with mark("input")': "if True"},
         ),
         Mistake(
             "pulled outside its mark",
             "Your input marks are there, but the batch is pulled outside of them.",
             "`next` itself belongs inside the input mark.",
-            recognise=_in_both(
-                lambda answers, steps: answers["inputs_in_train"] == steps and answers["pulls_in_input"] == 0
-            ),
+            recognise=lambda answers, seed: all(run["pulls_in_input"] == 0 for run in answers.values()),
             edit={
                 "batch = next(iterator)": "pass",
                 'with mark("train"': 'batch = next(iterator)\n            with mark("train"',
@@ -531,8 +470,8 @@ PROFILE = Question(
             "not waited for",
             "Your compute marks end when the step is launched, and on a GPU it has hardly begun then.",
             "Call the loss's `numpy()` inside the compute mark.",
-            recognise=_in_both(
-                lambda answers, steps: answers["calls_in_compute"] == steps and answers["waits_in_compute"] == 0
+            recognise=lambda answers, seed: all(
+                run["calls_in_compute"] > run["waits_in_compute"] == 0 for run in answers.values()
             ),
             edit={"step(batch).numpy()": "step(batch)"},
         ),

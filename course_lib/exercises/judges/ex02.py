@@ -15,9 +15,6 @@ ANSWERS = published.answers("02_data_parallelism")
 FLOAT32 = 1e-5  # relative: a dozen products and sums in float32
 
 
-# q1: reduce-scatter
-
-
 def _chunks_complete(answers, seed):
     buffers = probes.ring_buffers(seed)
     wanted = np.split(np.sum(buffers, axis=0), len(buffers))
@@ -78,12 +75,6 @@ REDUCE_SCATTER = Question(
             edit={"range(workers - 1)": "range(0)", "chunks[w][w]": "sum(own[w] for own in chunks)"},
         ),
         Mistake(
-            "all to all",
-            "Your chunks are right and as cheap, but they go straight to their owners, not around a ring.",
-            "On a ring a worker has one neighbour to send to, and the sum grows on its way.",
-            edit={"(w + 1) % workers, (w - 1 - step)": "(w + 1 + step) % workers, (w + 1 + step)"},
-        ),
-        Mistake(
             "whole buffers",
             "You send whole buffers around the ring, so every worker sends N times what is needed.",
             "How much of a buffer does the next worker need in this round?",
@@ -98,17 +89,8 @@ REDUCE_SCATTER = Question(
             "The line after `exchange`: in the reduce half of the ring the receiver adds.",
             edit={"chunks[right][chunk] + array": "array"},
         ),
-        Mistake(
-            "one round short",
-            "You stop one round early: a chunk has met all workers but one.",
-            "A chunk that starts on one worker visits the N-1 others.",
-            edit={"range(workers - 1)": "range(workers - 2)"},
-        ),
     ),
 )
-
-
-# q2: a replica's part of a step
 
 
 def _linear_run(answers, seed):
@@ -161,15 +143,9 @@ REPLICA_STEP = Question(
         ),
         Mistake(
             "mean of means",
-            "You divide by your own rows times the number of replicas, which is the global batch only for equal shards.",
+            "You divide by your own rows times the number of replicas, the global batch only for equal shards.",
             "A replica with one row counts as much as one with five. How many rows do the others have?",
             edit={"/ all_rows": "/ rows / context.num_replicas_in_sync"},
-        ),
-        Mistake(
-            "no mean",
-            "You sum the losses and divide by nothing, so the step grows with the batch.",
-            "The loss is the mean over the global batch.",
-            edit={" / all_rows": ""},
         ),
         Mistake(
             "summed twice",
@@ -198,9 +174,6 @@ REPLICA_STEP = Question(
         ),
     ),
 )
-
-
-# q3: everything in its scope
 
 
 def _replicated(copies, what, replicas):
@@ -288,25 +261,8 @@ PREPARE = Question(
             "`experimental_distribute_dataset` wants batches of the global size.",
             edit={"batch(global_batch)": "batch(global_batch // strategy.num_replicas_in_sync)"},
         ),
-        Mistake(
-            "not batched",
-            "Your dataset yields single examples, not batches.",
-            "The docstring says what `examples` holds: who makes batches of it, and of which size?",
-            recognise=lambda answers, seed: all(len(shape) < 2 for shape in answers["first_shapes"]),
-            edit={".batch(global_batch)": ""},
-        ),
-        Mistake(
-            "not distributed",
-            "Your dataset is an ordinary one: the whole batch arrives in one piece.",
-            "A strategy has a method that divides a dataset of batches.",
-            recognise=lambda answers, seed: len(answers["first_shapes"]) == 1 < answers["replicas"],
-            edit={"strategy.experimental_distribute_dataset(batches)": "batches"},
-        ),
     ),
 )
-
-
-# q4: the learning rate
 
 
 def _rates_at(*places):
@@ -348,7 +304,7 @@ LEARNING_RATE = Question(
         ),
         Mistake(
             "square root",
-            "You scale by the square root of N. The square-root rule is another recipe; this one asks for the linear rule.",
+            "You scale by the square root of N. That is another recipe; this one asks for the linear rule.",
             "Linear: twice the replicas, twice the rate. What does that make N replicas?",
             edit={"replicas - 1": "replicas**0.5 - 1"},
         ),
@@ -358,29 +314,8 @@ LEARNING_RATE = Question(
             "Limit the share of the warm-up that is done to 1.",
             edit={"min(step / warmup_steps, 1.0)": "step / warmup_steps"},
         ),
-        Mistake(
-            "one step ahead",
-            "Your warm-up is one step ahead: step 0 already uses more than the one-device rate.",
-            "Step 0 is the first step; at step 0 nothing of the warm-up is done.",
-            edit={"step / warmup_steps": "(step + 1) / warmup_steps"},
-        ),
-        Mistake(
-            "geometric",
-            "Your rate grows by a constant factor; the warm-up is a straight line.",
-            "Half-way through the warm-up the rate is half-way between the two rates.",
-            edit={"(1 + (replicas - 1) * done)": "replicas**done"},
-        ),
-        Mistake(
-            "too high by one rate",
-            "At the end you reach N + 1 times the one-device rate.",
-            "You start at one rate and end at N of them: how much is there to rise?",
-            edit={"(replicas - 1)": "replicas"},
-        ),
     ),
 )
-
-
-# q5: predict an all-reduce
 
 
 def _seconds(algorithm, size_bytes, workers, latency, gigabits, levels=math.ceil):
@@ -432,12 +367,6 @@ ALL_REDUCE_SECONDS = Question(
             edit={"rounds = 2 * ": "rounds = "},
         ),
         Mistake(
-            "half a ring",
-            "Your ring stops half-way: each worker has one complete chunk and lacks the others.",
-            "q1 is the ring's first half. What does the second cost?",
-            edit={"rounds = 2 * ": 'rounds = (1 if algorithm == "ring" else 2) * '},
-        ),
-        Mistake(
             "level not rounded up",
             "Your tree has too few levels, or a part of one, when N is not a power of two.",
             "Draw the tree of five workers: how many levels has it? And of eight?",
@@ -451,12 +380,6 @@ ALL_REDUCE_SECONDS = Question(
             edit={"(latency_seconds + message_seconds)": "message_seconds"},
         ),
         Mistake(
-            "latency once",
-            "You pay the latency once in all; every round pays it.",
-            "Rounds follow one another: each waits for the one before.",
-            edit={"rounds * (latency_seconds + message_seconds)": "latency_seconds + rounds * message_seconds"},
-        ),
-        Mistake(
             "ring of whole buffers",
             "Your ring passes whole buffers, and a ring passes chunks.",
             "A message of the ring is 1/N of the buffer.",
@@ -464,9 +387,6 @@ ALL_REDUCE_SECONDS = Question(
         ),
     ),
 )
-
-
-# q6: the learner's own run
 
 
 def _on_all_replicas(answers, seed):
@@ -569,7 +489,7 @@ OWN_RUN = Question(
         ),
         Mistake(
             "normalisation not settled",
-            "The loss falls, but the model tests badly: its batch normalisation has not settled, and differs by replica.",
+            "The loss falls, but the model tests badly: its batch normalisation has not settled.",
             "A test uses the layer's moving averages. How many steps do they need, and how many do you take?",
             recognise=_not_settled,
             edit={  # the layer's moving mean starts at 0, and its inputs are about 10
@@ -578,13 +498,6 @@ OWN_RUN = Question(
                     "keras.layers.BatchNormalization(), models.mlp((8, 8, 1), 10, seed=seed)])"
                 )
             },
-        ),
-        Mistake(
-            "hardly trained",
-            "The steps are right, but the model has learned next to nothing.",
-            "Look at the losses: more epochs, or a larger learning rate.",
-            recognise=_hardly_trained,
-            edit={"Adam(3e-3)": "Adam(1e-6)"},
         ),
     ),
 )
