@@ -440,7 +440,7 @@ PROFILE = Question(
         ),
         Mistake(
             "one mark for all",
-            "You have one train mark around all the steps, so that no step can be told from another.",
+            "You have one train mark around all the steps, so that the steps cannot be distinguished.",
             "Open the train mark inside the loop.",
             recognise=lambda answers, seed: all(run["trains"] == 1 for run in answers.values()),
             edit={

@@ -15,7 +15,7 @@ from course_lib.profiler import covered_seconds
 
 ANSWERS = published.answers("10_choosing_a_strategy")
 EXACT = 1e-6  # relative: float64 arithmetic in another order
-NEAR = 0.05  # q3: slower than the fastest by so much at most
+NEAR = 0.05  # q3: how much slower than the fastest a layout may be
 
 
 def _bytes_are(cases, reference, chosen):

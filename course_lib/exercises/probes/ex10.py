@@ -81,7 +81,7 @@ def choices(seed: int) -> tuple[tuple[Transformer, Cluster, int], ...]:
     """q3's model, cluster and global batch: three that have an answer, and one where nothing is sure to fit.
 
     A chip's memory is set between what the fastest layout takes by the planner's middle figure and
-    by its interval's end, as it happens to somebody sooner or later.
+    by its interval's end, as happens sooner or later in practice.
     """
     rng = np.random.default_rng(seed)
     made = []
@@ -102,10 +102,10 @@ def choices(seed: int) -> tuple[tuple[Transformer, Cluster, int], ...]:
 
 def probe_choice(names, seed):
     """The learner's layout for each pair, as its sizes, or that it raised a ValueError."""
-    return {"layouts": [sizes(names["choose_layout"], given) for given in choices(seed)]}
+    return {"layouts": [_sizes(names["choose_layout"], given) for given in choices(seed)]}
 
 
-def sizes(choose_layout, given) -> dict[str, object] | str:
+def _sizes(choose_layout, given) -> dict[str, object] | str:
     """The layout that a function chooses, as a dict, or NO_LAYOUT."""
     try:
         layout = choose_layout(*given)
@@ -160,16 +160,11 @@ def timings(seed: int) -> list[dict[str, object]]:
     cases = []
     for start, divided, least in ((1, 0.98, 0.8), (4, 0.85, 0.15), (8, 0.995, 0.2), (2, 0.999, 0.7)):
         devices = [start * 2**n for n in range(4)]
-        whole = rng.uniform(1, 20) * start
-        noise = lambda: rng.uniform(0.995, 1.005)  # noqa: E731
-        cases.append(
-            {
-                "strong": {n: whole * (1 - divided + divided / n) * noise() for n in devices},
-                "weak": {n: whole / start * (1 + 0.03 * np.log2(n / start) + 0.02) * noise() for n in devices},
-                "more": 4 * devices[-1],
-                "least_efficiency": least,
-            }
-        )
+        seconds = rng.uniform(1, 20) * rng.uniform(0.995, 1.005, (2, len(devices)))
+        strong = [start * (1 - divided + divided / n) for n in devices] * seconds[0]
+        weak = [1.02 + 0.03 * np.log2(n / start) for n in devices] * seconds[1]
+        measured = {"strong": dict(zip(devices, strong.tolist())), "weak": dict(zip(devices, weak.tolist()))}
+        cases.append({**measured, "more": 4 * devices[-1], "least_efficiency": least})
     return cases
 
 
