@@ -648,7 +648,7 @@ def test_reaching_for_the_grader_is_told(source, says):
         "import jax\njax.config.jax_enable_x64 = True",
         "class Mine:\n    def __init__(self): self.x = 1\nmine = Mine()\nmine.y = 2\nMine.z = 3\nsetattr(mine, 'y', 1)",
         '"""/proc/self and f_back."""\n# import ctypes',
-        "from course_lib.exercises.probes import ex10\nfrom course_lib.exercises import Exercise, Question",
+        "from course_lib.exercises.given import recordings\nfrom course_lib.exercises import Exercise, Question",
         "x.__class__.__name__\nclass A:\n    events = 1\nA.events\nget_ipython().run_line_magic('time', '')",
         "import signal\nimport types\nsignal.SIGTERM\ntypes.SimpleNamespace()\nx.strides",
         "import re\nexec('x = 1')\nopen('data.txt')",

@@ -25,7 +25,7 @@ def epochs(seed: int) -> list[tuple[int, int]]:
 
 
 def arrays(seed: int, count: int) -> list[np.ndarray]:
-    """`count` float32 arrays, each (n,) of its own length n from 2 to 6."""
+    """`count` float32 arrays (n,), whose lengths n are drawn from 2 to 6."""
     rng = np.random.default_rng(seed)
     return [rng.normal(size=rng.integers(2, 7)).astype("float32") for _ in range(count)]
 

@@ -15,8 +15,8 @@ from course_lib.profiler import Event
 
 
 @dataclass(frozen=True)
-class Course:
-    """What a step does to the clock, call by call.
+class Durations:
+    """How long a step takes, call by call.
 
     launch_seconds   until `step()` returns
     compute_seconds  until its result is there, counted from its return
@@ -31,7 +31,7 @@ class Course:
         return len(self.launch_seconds) - self.warmup
 
 
-def course(seed: int) -> Course:
+def durations(seed: int) -> Durations:
     """A slow first call, a slowish warm-up, then a steady state with a few very slow calls."""
     rng = np.random.default_rng(seed)
     warmup, repeats = int(rng.integers(2, 6)), int(rng.integers(15, 30))
@@ -39,18 +39,18 @@ def course(seed: int) -> Course:
     compute[:warmup] *= rng.uniform(2, 4, warmup)
     compute[0] = rng.uniform(1, 2)
     compute[warmup + rng.choice(repeats, 3, replace=False)] *= rng.uniform(10, 30)
-    return Course(rng.uniform(0.8, 1.2, warmup + repeats) * 0.001, compute, warmup)
+    return Durations(rng.uniform(0.8, 1.2, warmup + repeats) * 0.001, compute, warmup)
 
 
 class AsynchronousStep:
-    """A step on a device of its own, and the clock on the wall: only they move the time.
+    """A step on a device, and the clock, which only the step's calls and waits move.
 
-    A call returns at once with a result that isn't there yet; `numpy()` waits for
-    it. A device computes one step after the other.
+    A call returns before its result is there; `numpy()` waits for it. The device
+    computes one step after the other.
     """
 
-    def __init__(self, durations: Course):
-        self._durations, self._now, self._free_at = durations, 0.0, 0.0
+    def __init__(self, calls: Durations):
+        self._durations, self._now, self._free_at = calls, 0.0, 0.0
         self.calls = 0
 
     def __call__(self):
@@ -79,9 +79,9 @@ class _Pending:
 
 def probe_stopwatch(names, seed):
     """The learner's median and spread, and how often the step was called."""
-    durations = course(seed)
-    step = AsynchronousStep(durations)
-    median, spread = names["steady_seconds"](step, step.clock, durations.warmup, durations.repeats)
+    calls = durations(seed)
+    step = AsynchronousStep(calls)
+    median, spread = names["steady_seconds"](step, step.clock, calls.warmup, calls.repeats)
     return {"median": float(median), "spread": float(spread), "calls": step.calls}
 
 
@@ -155,7 +155,7 @@ def probe_multi_step(names, seed):
     multi_step = names["make_multi_step"](step, steps_per_call)
     seen = [[float(multi_step(iterator)), int(steps), float(total), len(python_runs)] for _ in range(2)]
     left = sum(1 for _ in iterator)
-    losses, step_counts, totals, runs = map(list, zip(*seen))
+    losses, step_counts, totals, runs = map(list, zip(*seen, strict=True))
     return {"losses": losses, "steps": step_counts, "totals": totals, "python_runs": runs, "batches_left": left}
 
 
@@ -168,7 +168,7 @@ REPLICAS = 4
 def traces(seed: int) -> list[tuple[str, list[Event]]]:
     """Distributed runs whose bottleneck is known, one per kind and trap: (bottleneck, events).
 
-    Seconds per step as one sees them on the wall. `pieces` cuts a replica's compute
+    Wall-clock seconds per step. `pieces` cuts a replica's compute
     into that many events; `before` is an input event ahead of the first step; `first`
     is how many times as long the first step computes.
     """
@@ -321,7 +321,7 @@ def _distributed_run(heavy: str):
             for number in range(BATCHES):
                 with mark("probe: pull"):  # no thread works ahead, so that heavy input shows in every pull
                     loaded = load(tf.constant(number))
-                    batch = strategy.experimental_distribute_values_from_function(lambda replica: loaded)
+                    batch = strategy.experimental_distribute_values_from_function(lambda _, loaded=loaded: loaded)
                 yield batch
 
     return Step(), Batches()

@@ -1,19 +1,17 @@
 """Probes of exercise 10: states, activations in flight, a choice of layouts, recorded profiles, scaling.
 
-Needs NumPy. The inputs are functions of the seed; the profiles were recorded once, by ex10_record.py.
+Needs NumPy. The inputs are functions of the seed; the profiles were recorded once.
 """
 
 import functools
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
+from course_lib.exercises.given import recordings
 from course_lib.planner import Cluster, Layout, Transformer, find_chip, search
 from course_lib.profiler import Event
 
-RECORDED = Path(__file__).with_name("ex10_recordings.json")
 KINDS = ("input", "compute", "communication")
 NO_LAYOUT = "ValueError"  # q3's answer where nothing is sure to fit
 PRECISIONS = ("float32", "bfloat16_master", "float16_master")
@@ -83,7 +81,7 @@ def choices(seed: int) -> tuple[tuple[Transformer, Cluster, int], ...]:
     """q3's model, cluster and global batch: three that have an answer, and one where nothing is sure to fit.
 
     A chip's memory is set between what the fastest layout takes by the planner's middle figure and
-    by its interval's end, as it happens to somebody sooner or later.
+    by its interval's end, as happens sooner or later in practice.
     """
     rng = np.random.default_rng(seed)
     made = []
@@ -104,10 +102,10 @@ def choices(seed: int) -> tuple[tuple[Transformer, Cluster, int], ...]:
 
 def probe_choice(names, seed):
     """The learner's layout for each pair, as its sizes, or that it raised a ValueError."""
-    return {"layouts": [sizes(names["choose_layout"], given) for given in choices(seed)]}
+    return {"layouts": [_sizes(names["choose_layout"], given) for given in choices(seed)]}
 
 
-def sizes(choose_layout, given) -> dict[str, object] | str:
+def _sizes(choose_layout, given) -> dict[str, object] | str:
     """The layout that a function chooses, as a dict, or NO_LAYOUT."""
     try:
         layout = choose_layout(*given)
@@ -121,23 +119,10 @@ def sizes(choose_layout, given) -> dict[str, object] | str:
 # q4: recorded profiles
 
 
-@functools.lru_cache(maxsize=1)
-def recordings() -> dict[str, tuple[Event, ...]]:
-    """The three recorded profiles by their bottleneck."""
-    stored = json.loads(RECORDED.read_text())
-    return {
-        kind: tuple(
-            Event(found["names"][name], "/host:CPU", found["threads"][thread], start, duration)
-            for name, thread, start, duration in found["events"]
-        )
-        for kind, found in stored.items()
-    }
-
-
 def profiles(seed: int) -> list[tuple[str, list[Event]]]:
     """(bottleneck, events): some steps of each recording, faster or slower, with pauses between the steps."""
     rng = np.random.default_rng(seed)
-    made = [(kind, _cut(rng, events)) for kind, events in recordings().items()]
+    made = [(kind, _cut(rng, events)) for kind, events in recordings.by_bottleneck().items()]
     return [made[place] for place in rng.permutation(len(made))]
 
 
@@ -175,16 +160,11 @@ def timings(seed: int) -> list[dict[str, object]]:
     cases = []
     for start, divided, least in ((1, 0.98, 0.8), (4, 0.85, 0.15), (8, 0.995, 0.2), (2, 0.999, 0.7)):
         devices = [start * 2**n for n in range(4)]
-        whole = rng.uniform(1, 20) * start
-        noise = lambda: rng.uniform(0.995, 1.005)  # noqa: E731
-        cases.append(
-            {
-                "strong": {n: whole * (1 - divided + divided / n) * noise() for n in devices},
-                "weak": {n: whole / start * (1 + 0.03 * np.log2(n / start) + 0.02) * noise() for n in devices},
-                "more": 4 * devices[-1],
-                "least_efficiency": least,
-            }
-        )
+        seconds = rng.uniform(1, 20) * rng.uniform(0.995, 1.005, (2, len(devices)))
+        strong = [start * (1 - divided + divided / n) for n in devices] * seconds[0]
+        weak = [1.02 + 0.03 * np.log2(n / start) for n in devices] * seconds[1]
+        measured = {"strong": dict(zip(devices, strong.tolist())), "weak": dict(zip(devices, weak.tolist()))}
+        cases.append({**measured, "more": 4 * devices[-1], "least_efficiency": least})
     return cases
 
 

@@ -1,19 +1,17 @@
-"""Records the profiles of exercise 10's q4 on this machine: `python -m course_lib.exercises.probes.ex10_record`.
+"""Record the profiles of exercise 10's q4 on this machine: `python tests/record_profiles.py`.
 
-Needs TensorFlow, and JAX to read the recordings. Three small runs whose bottleneck
-is known by construction: an input that works long for every batch, large
-products on one device, and large
-gradients of few examples that two workers sum.
+Needs TensorFlow, and JAX to read the recordings. Three small runs whose bottleneck is known by construction: an
+input that works long for every batch, large products on one device, and large gradients of few examples that two
+workers sum.
 """
 
 import json
 import tempfile
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
+from course_lib.exercises.given.recordings import FILE
 from course_lib.profiler import Event
 
-STORED = Path(__file__).with_name("ex10_recordings.json")
 STEPS, WARMUP = 16, 4
 ROUNDED = 7  # digits of a second: a tenth of a microsecond
 
@@ -22,14 +20,14 @@ def main() -> None:
     from course_lib import cluster, devices
 
     devices.quieten()
-    two_workers = cluster.Job(f"{__spec__.name}:on_a_worker", resources=cluster.Resources(cpus=1))
+    two_workers = cluster.Job(f"{__file__}:on_a_worker", resources=cluster.Resources(cpus=1))
     recordings = {
         "input": recorded(_on_one_device(width=64), _worked_on(rows=64, resizes=24)),
         "compute": recorded(_on_one_device(width=1024), _worked_on(rows=512, resizes=0)),
         "communication": cluster.run(two_workers, show=None).results["worker 0"],
     }
     packed = {kind: _packed(events) for kind, events in recordings.items()}
-    STORED.write_text(json.dumps(packed, separators=(",", ":")) + "\n")
+    FILE.write_text(json.dumps(packed, separators=(",", ":")) + "\n")
     for kind, events in recordings.items():
         print(f"{kind}: {len(events)} events")
 
@@ -73,7 +71,7 @@ def recorded(step: Callable, batches: Iterable) -> list[Event]:
 
 
 def _is_kept(event: Event) -> bool:
-    """The marks, and operations, whose names end in their type; the rest is TensorFlow's inner life."""
+    """The marks, and operations, whose names end in their type; the rest is internal to TensorFlow."""
     name, _, kind = event.name.rpartition(":")
     is_operation = bool(name) and not name.endswith(":") and kind.lstrip("_").isalnum()
     return event.name in ("train", "input") or is_operation and event.thread != "python"
@@ -96,7 +94,7 @@ def _packed(events: list[Event]) -> dict[str, list]:
 
 
 def _worked_on(rows: int, resizes: int):
-    """Batches of random images; every one is resized so many times while the loop waits, or is ready before."""
+    """Batches of random images; each is resized `resizes` times while the loop waits; with 0 it is ready before."""
     import tensorflow as tf
 
     def work(images, labels):
