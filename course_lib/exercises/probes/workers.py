@@ -15,7 +15,9 @@ from course_lib.exercises.ask import WRITE_HERE, Stopped, in_one_line
 LIMIT_SECONDS = 200  # some 15 s on two quiet cores, a restart included; the rest is for busy ones
 
 
-def run(job: object, name: str, disturb: Callable[[cluster.LocalCluster], None] = lambda running: None) -> cluster.Outcome:
+def run(
+    job: object, name: str, disturb: Callable[[cluster.LocalCluster], None] = lambda running: None
+) -> cluster.Outcome:
     """The outcome of a learner's job, on CPUs, so that any machine gives the same answer.
 
     name     what a verdict calls the job's maker, e.g. "make_job"
