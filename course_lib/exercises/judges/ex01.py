@@ -336,8 +336,8 @@ BOTTLENECK = Question(
         Mistake(
             "replicas added up",
             "You add the durations of events that run at the same time, so four replicas count four times.",
-            "The loop waits for the clock on the wall: `profiler.covered_seconds` counts overlapping events once.",
-            _bottleneck(seconds=_summed),
+            "The loop waits in wall-clock time: `profiler.covered_seconds` counts overlapping events once.",
+            edit={"profiler.covered_seconds(busy)": "sum(e.duration_seconds for e in busy)"},
         ),
         Mistake(
             "first step counted",
@@ -355,13 +355,13 @@ BOTTLENECK = Question(
             "longest event",
             "You compare the longest single events, and a part that is cut into many short ones escapes you.",
             "Compare the time that all events of a kind cover together.",
-            edit={"measure.covered_seconds(busy)": "max(e.duration_seconds for e in busy)"},
+            edit={"profiler.covered_seconds(busy)": "max(e.duration_seconds for e in busy)"},
         ),
         Mistake(
             "share of the parts",
             "Your share compares with the three parts together, and a step has gaps and waits besides.",
             "Divide by the time that the train marks cover.",
-            edit={"measure.covered_seconds(steps)": "sum(seconds.values())"},
+            edit={"profiler.covered_seconds(steps)": "sum(seconds.values())"},
         ),
     ),
 )
@@ -401,50 +401,7 @@ def _all_replicas(run, steps, heavy):
 def _verdict(run, steps, heavy):
     if not run["returned_all"]:
         return "profile_steps returns other events than the recording has"
-    return answers["verdict"] == heavy or f"the run that is heavy in its {heavy} is called {answers['verdict']!r}"
-
-
-def _profile(warm=True, one_mark=False, loop=False, wait=True, unlimited=False, early_pull=False):
-    """The solution, with one thing wrong: see the mistakes for which."""
-
-    def profile_steps(step, batches, steps, folder):
-        import contextlib
-
-        import tensorflow as tf
-
-        from course_lib import profiler
-
-        mark = tf.profiler.experimental.Trace
-        pulled = iter(batches)
-        if warm:
-            step(next(pulled)).numpy()
-
-        def compute(batch):
-            with mark("compute"):
-                loss = step(batch)
-                if wait:
-                    loss.numpy()
-
-        def train(number):
-            around = contextlib.nullcontext() if one_mark else mark("train", step_num=number, _r=1)
-            before = next(pulled) if early_pull else None
-            with around:
-                with contextlib.nullcontext() if loop else mark("input"):
-                    batch = before if early_pull else next(pulled)
-                compute(batch)
-
-        with profiler.profile(folder):
-            with mark("train") if one_mark else contextlib.nullcontext():
-                for number in range(12 if unlimited else steps):
-                    train(number)
-        return profiler.read_trace(folder)
-
-    return {"profile_steps": profile_steps, "bottleneck": _bottleneck()}
-
-
-def _in_both(fits):
-    """Recognise a mistake that shows in both runs."""
-    return lambda answers, seed: all(fits(answers[heavy], probes.profiled_steps(seed)) for heavy in probes.HEAVY)
+    return None if run["verdict"] == heavy else f"the run that is heavy in its {heavy} is called {run['verdict']!r}"
 
 
 PROFILE = Question(
@@ -476,10 +433,10 @@ PROFILE = Question(
     mistakes=(
         Mistake(
             "first step recorded",
-            "You record the first step, in which TensorFlow records the graph.",
+            "You record the first step, in which TensorFlow traces the graph.",
             "Run one step, and wait for its loss, before `profiler.profile` begins.",
-            _profile(warm=False),
-            _in_both(lambda answers, steps: answers["first_recorded"]),
+            recognise=lambda answers, seed: all(run["first_recorded"] for run in answers.values()),
+            edit={"    step(next(iterator)).numpy()\n": ""},
         ),
         Mistake(
             "one mark for all",
