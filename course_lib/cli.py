@@ -93,10 +93,11 @@ def certificate(arguments: argparse.Namespace) -> int:
 
 def new_exercises(arguments: argparse.Namespace) -> int:
     """Write exercises/ from solutions/."""
-    from course_lib.staff.new_exercises import generate
+    from course_lib.staff.new_exercises import generate, store_answers
 
     for generated in generate(_checkout() / "solutions", _checkout() / "exercises"):
         print(generated)
+    store_answers(_checkout() / "solutions")
     return 0
 
 

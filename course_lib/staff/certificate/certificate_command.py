@@ -93,8 +93,7 @@ def _verify_signed(sealed, arguments: argparse.Namespace) -> int:
 def _verify_claim(sealed, arguments: argparse.Namespace) -> int:
     from course_lib.staff.certificate import certificate_page, keys, rerun
     from course_lib.staff.certificate.record import Refused
-    from course_lib.staff.grade.html_page import plain_line
-    from course_lib.staff.grade.results import write_whole
+    from course_lib.staff.grade.results import plain_line, write_whole
 
     if arguments.sign and not arguments.key:
         raise CourseError("--sign needs --key: name the class's key, which `course verify --new-key FILE` makes")
@@ -108,7 +107,8 @@ def _verify_claim(sealed, arguments: argparse.Namespace) -> int:
                 plain_line(f"{result.exercise}, run again: {wrong or result.problem or 'no question was checked'}")
             )
         review += [f"look at {result.exercise}: {line}" for line in result.review]
-    print(*review, sep="\n", end="\n" * bool(review))
+    for line in review:
+        print(line)
     print(f"accepted: {_summary(record)}; all answers are right when run again")
     if private:
         key, today = keys.id_of(private.public_key()), datetime.now(UTC).date().isoformat()
@@ -119,7 +119,7 @@ def _verify_claim(sealed, arguments: argparse.Namespace) -> int:
 
 
 def _summary(record) -> str:
-    from course_lib.staff.grade.html_page import plain_line
+    from course_lib.staff.grade.results import plain_line
 
     return f"{plain_line(record.name)}, {record.points} of {record.of} points in {len(record.exercises)} exercises"
 
