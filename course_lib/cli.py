@@ -135,7 +135,7 @@ def _require_free_port(port: int) -> None:
 
 def _port(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"a port is a whole number from 1 to 65535, not {text!r}")
+        raise argparse.ArgumentTypeError(f"a port is a whole number of 1 to 65535, not {text!r}")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""Run a claim's answers again, in the class grader's sandbox, on inputs drawn for this run alone. Needs what `course grade` needs."""
+"""Run a claim's answers again, in the class grader's sandbox, on fresh inputs. Needs what `course grade` needs."""
 
 import json
 import secrets
@@ -23,7 +23,8 @@ def require_whole(record: Record) -> dict[str, list[dict]]:
         or answers.keys() != judges.MODULES.keys()
     ):
         raise Refused(
-            f"the certificate is not about this course's {len(judges.MODULES)} exercises: verify it with the version that made it"
+            f"the certificate is not about this course's {len(judges.MODULES)} exercises: verify it with the version "
+            "that made it"
         )
     for one in record.exercises:
         if one.sha256 != sha256_of(answers[one.exercise]):

@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"a whole number from 1 to 10000 is expected, not {text!r}")
+        raise argparse.ArgumentTypeError(f"a whole number of 1 to 10000 is expected, not {text!r}")
     return int(text)
 
 

@@ -84,8 +84,10 @@ def block(text: str) -> str:
 
 def bullets(lines: Sequence[str]) -> str:
     """A list of any texts; of very many, the first."""
-    more = [f"and {len(lines) - MOST_LINES} more"] * (len(lines) > MOST_LINES)
-    return "<ul>" + "".join(f"<li>{shown(line)}</li>" for line in [*lines[:MOST_LINES], *more]) + "</ul>"
+    kept = list(lines[:MOST_LINES])
+    if len(lines) > MOST_LINES:
+        kept.append(f"and {len(lines) - MOST_LINES} more")
+    return "<ul>" + "".join(f"<li>{shown(line)}</li>" for line in kept) + "</ul>"
 
 
 def table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
@@ -110,7 +112,7 @@ def table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[str]], n
 
 def counted(number: int, what: str) -> str:
     """The number with its noun: 1 point, 2 points."""
-    return f"{number} {what}" + "s" * (number != 1)
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def state(verdict: Verdict) -> str:

@@ -49,8 +49,8 @@ _MAGIC = re.compile(r"^([ \t]*)(?:[%!?].*|[\w.]+\?{1,2}[ \t]*)$|(?<=[^=!<>])=[ \
 def suspicious(cells: list[dict]) -> tuple[str, ...]:
     """What an examiner should look at in a notebook's code, "cell 7 sets numpy.allclose", in order.
 
-    cells    as cells.notebook_of gives them; they count from 1
-    Returns  at most LINES lines of at most LINE_LENGTH characters; the last one tells of more
+    cells    as notebook_cells.notebook_of gives them; the first is cell 1
+    Returns  at most LINES lines of at most LINE_LENGTH characters; the last one says how many more there are
     """
     lines, names, left = {}, {}, _LOOKED_THROUGH
     for number, cell in enumerate(cells, 1):

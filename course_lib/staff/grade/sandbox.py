@@ -86,7 +86,8 @@ class SandboxRun:
     """What came back from one run of a submission.
 
     records  in order, each a dict of the runner's: see sandbox_side.running
-    ending   "limit" that was passed or None, "last" that had begun, "output", and how it ended: "exit", "memory", "failed"
+    ending   "limit" that was passed or None, "last" that had begun, "output", and how it ended: "exit", "memory",
+             "failed"
     """
 
     records: list[dict] = field(default_factory=list)
@@ -218,7 +219,10 @@ def _what_would_allow_it() -> str:
                 return (
                     f"`sudo sysctl -w {name.replace('/', '.')}={allowing[0]}` lets ordinary users make user namespaces"
                 )
-    return "ordinary users must be allowed to make user namespaces, and more within them; a container's own rules may forbid it"
+    return (
+        "ordinary users must be allowed to make user namespaces, and more within them; a container's own rules may "
+        "forbid it"
+    )
 
 
 def command(backend: str, enclosed: bool) -> list[str]:

@@ -125,7 +125,7 @@ def _mean(points: Sequence[int]) -> float | None:
 def as_html(found: dict) -> str:
     """The page of what figures gives."""
     counts = [f"{found[name]:,} {name if found[name] != 1 else name[:-1]}" for name in ("submissions", "learners")]
-    lead = f"{' of '.join(counts)}. {found['problems']:,} could not be graded, {len(found['look_at']):,} want a look."
+    lead = f"{' of '.join(counts)}. {found['problems']:,} could not be graded, {len(found['look_at']):,} need a look."
     parts = [_exercise_part(exercise) for exercise in found["exercises"]]
     parts += [_mistakes_part(found["mistakes"]), _gaps_part(found["bank_gaps"])]
     parts += [_look_part(found["look_at"]), _identical_part(found["identical"])]
