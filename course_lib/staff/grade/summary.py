@@ -56,7 +56,12 @@ def figures(results: Iterable[Result]) -> dict[str, object]:
             if question["unrecognised"] >= max(GAP_COUNT, GAP_SHARE * sum(question[kind] for kind in STATES))
         ],
         "look_at": [
-            {**_whose(result), "exercise": result.exercise, "problem": result.problem, "review": list(result.review)}
+            {
+                **_learner_and_file(result),
+                "exercise": result.exercise,
+                "problem": result.problem,
+                "review": list(result.review),
+            }
             for result in ordered
             if result.problem or result.review
         ],
@@ -107,14 +112,14 @@ def _identical(results: Sequence[Result]) -> list[dict[str, object]]:
     return [
         {
             "sha256": sha256,
-            "notebooks": [{**_whose(result), "points": result.points, "of": result.of} for result in theirs],
+            "notebooks": [{**_learner_and_file(result), "points": result.points, "of": result.of} for result in theirs],
         }
         for sha256, theirs in same.items()
         if sha256 not in ("", _OF_NOTHING) and len({result.learner for result in theirs}) > 1
     ]
 
 
-def _whose(result: Result) -> dict[str, str]:
+def _learner_and_file(result: Result) -> dict[str, str]:
     return {"learner": result.learner, "file": result.file}
 
 
