@@ -2,7 +2,6 @@
 
 from course_lib.errors import CourseError
 
-
 CheckFailed = CourseError  # raised by checks in a notebook; never here
 
 
