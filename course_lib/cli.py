@@ -1,7 +1,7 @@
-"""The `course` command: one subcommand per thing you do from a terminal.
+"""The `course` command: one subcommand per thing you do from a terminal. Standard library only.
 
-Exit code 0 is a fine answer, 1 a negative one, 2 a mistake in the call. Each
-subcommand imports what it needs only when it runs, so `course --help` is quick.
+Exit code 0 is a fine answer, 1 a negative one, 2 a mistake in the call. Only the subcommand that is called imports
+what it needs, so that `course --help` is quick and works where nothing but this package is installed.
 """
 
 import argparse
@@ -13,19 +13,28 @@ from pathlib import Path
 
 from course_lib.errors import CourseError
 
+VERSION = "0.1.0"  # pyproject.toml has the same
 FIRST_PAGE = "/lab/tree/notebooks/00_start_here.ipynb"
+PACKAGE = Path(__file__).resolve().parent
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand; return its exit code."""
-    arguments = _parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    command = " ".join(["course", *argv[:1]])
     try:
+        arguments = _parser().parse_args(argv)
         return arguments.run(arguments)
     except CourseError as error:
-        print(f"course {arguments.command}: {error}", file=sys.stderr)
+        print(f"{command}: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith(PACKAGE.name):
+            raise
+        print(f"{command}: it needs {error.name}, which is not installed; see `course doctor`", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"course {arguments.command}: stopped", file=sys.stderr)
+        print(f"{command}: stopped", file=sys.stderr)
         return 130
 
 
@@ -81,68 +90,7 @@ def progress(arguments: argparse.Namespace) -> int:
     """Show the points earned so far, what is open, and the next step."""
     from course_lib.progress import read
 
-    _say(read(arguments.folder or _checkout() / "exercises"), arguments.json)
-    return 0
-
-
-def certificate(arguments: argparse.Namespace) -> int:
-    """Write your completion certificate: a page that your instructor can verify and sign."""
-    from course_lib.staff.certificate.certificate_command import certificate
-
-    return certificate(arguments, arguments.folder or _checkout() / "exercises")
-
-
-def new_exercises(arguments: argparse.Namespace) -> int:
-    """Write exercises/ from solutions/."""
-    from course_lib.staff.new_exercises import generate
-
-    for generated in generate(_checkout() / "solutions", _checkout() / "exercises"):
-        print(generated)
-    return 0
-
-
-def run_notebooks(arguments: argparse.Namespace) -> int:
-    """Execute notebooks and store their outputs, each as soon as it is done."""
-    from course_lib.staff.store_outputs import CellFailed, execute
-
-    paths, failures = arguments.notebook or _authored_notebooks(), 0
-    for number, path in enumerate(paths, 1):
-        print(f"[{number}/{len(paths)}] {path.name}", flush=True)
-        try:
-            print(f"  {execute(path, store=not arguments.check)}", flush=True)
-        except CellFailed as failure:
-            failures += 1
-            print(f"  {failure}", flush=True)
-    print(f"{len(paths) - failures} of {len(paths)} notebooks ran" + ("" if arguments.check else " and are stored"))
-    return 1 if failures else 0
-
-
-def badges(arguments: argparse.Namespace) -> int:
-    """Point the Colab badges, and what Colab installs, at your fork on GitHub."""
-    from course_lib.staff.fork_badges import point_at
-
-    changed = point_at(arguments.repo, _checkout())
-    for pointed in changed:
-        print(pointed)
-    print(f"{len(changed)} files changed" if changed else f"all files name {arguments.repo} already")
-    return 0
-
-
-def colab(arguments: argparse.Namespace) -> int:
-    """Write one self-contained notebook for Colab, with this package inside."""
-    from course_lib.staff.colab_copy import write
-
-    out = arguments.out or Path(f"{arguments.notebook.stem}_colab.ipynb")
-    write(arguments.notebook, out, _checkout())
-    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB; in Colab, File > Upload notebook opens it")
-    return 0
-
-
-def book(arguments: argparse.Namespace) -> int:
-    """Write lessons, exercises and the library's reference as a web site, to read in a browser."""
-    from course_lib.staff.site import build
-
-    print(build(_checkout(), arguments.out or _checkout() / "build" / "book"))
+    _say(read(arguments.folder or exercises_folder()), arguments.json)
     return 0
 
 
@@ -150,23 +98,25 @@ def _say(answer, as_json: bool) -> None:
     print(json.dumps(answer.as_dict(), indent=2) if as_json else answer)
 
 
+def exercises_folder() -> Path:
+    """exercises/ of the checkout; where there is none, the folder that this command runs in."""
+    folder = PACKAGE.parent / "exercises"
+    return folder if folder.is_dir() else Path.cwd()
+
+
 def _checkout() -> Path:
     """The course's folder, which holds notebooks/ beside this package."""
-    folder = Path(__file__).resolve().parent.parent
+    folder = PACKAGE.parent
     if not (folder / "notebooks").is_dir():
         raise CourseError(f"{folder} holds no notebooks; clone the course, and there run `make lab` once")
     return folder
 
 
-def _authored_notebooks() -> list[Path]:
-    return [path for name in ("notebooks", "solutions") for path in sorted((_checkout() / name).glob("*.ipynb"))]
-
-
 def _exercise_path(exercise: str) -> Path:
-    """A file as named, or the one in exercises/ whose name begins so."""
+    """A file as named, or the one in exercises/ that begins so."""
     if exercise.endswith(".ipynb") or os.sep in exercise:
         return Path(exercise)
-    found = sorted((_checkout() / "exercises").glob(f"{exercise}*.ipynb"))
+    found = sorted(exercises_folder().glob(f"{exercise}*.ipynb"))
     if len(found) != 1:
         names = ", ".join(path.stem for path in found) or "none"
         raise CourseError(f"{len(found)} exercises begin with {exercise!r} ({names}); name one, or its file")
@@ -186,72 +136,114 @@ def _require_free_port(port: int) -> None:
 
 def _port(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"a port is a whole number from 1 to 65535, not {text!r}")
+        raise argparse.ArgumentTypeError(f"a port is a whole number of 1 to 65535, not {text!r}")
     return int(text)
 
 
+# What each subcommand takes.
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON for a program")
+
+
+def _add_lab(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--port", type=_port, help="use this port of 127.0.0.1; without it, a free one")
+    text = "print the address instead of opening it"
+    parser.add_argument("--no-browser", dest="browser", action="store_false", help=text)
+
+
+def _add_check(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("exercise", help="a notebook's file, or how its name in exercises/ begins")
+    _add_json(parser)
+
+
+def _add_progress(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--folder", type=Path, help="the folder of your exercises; exercises/ by default")
+    _add_json(parser)
+
+
+# Per subcommand: what runs it, what gives its parser the arguments, and a call that parses.
+COMMANDS = {
+    "doctor": (doctor, _add_json, "course doctor --json"),
+    "lab": (lab, _add_lab, "course lab --port 8890 --no-browser"),
+    "check": (check, _add_check, "course check 02_data_parallelism"),
+    "progress": (progress, _add_progress, "course progress --json"),
+}
+LEARNERS = {
+    "doctor": "say what this machine has and what each lesson will do on it",
+    "lab": "become JupyterLab, open on the first lesson",
+    "check": "run an exercise in a fresh kernel and show its verdicts",
+    "progress": "show the points earned so far, what is open, and the next step",
+    "plan": "predict memory and time of a training step on chips that need not be here",
+    "compile": "compile a model's train step for a TPU slice that is not there",
+    "cluster": "run a distributed job here, or write it for Slurm or Kubernetes",
+    "certificate": "write your completion certificate",
+}
+STAFF = {
+    "grade": "grade a class: a folder, a zip or single notebooks, each in a sandbox",
+    "verify": "verify a completion certificate, and sign one whose answers are right",
+    "colab": "write one self-contained notebook for Colab, with this package inside",
+    "badges": "point the Colab badges, and what Colab installs, at your fork",
+    "book": "write lessons, exercises and the library's reference as a web site",
+    "new-exercises": "write exercises/ from solutions/",
+    "run-notebooks": "execute notebooks and store their outputs",
+}
+
+
+def _found(name: str) -> tuple:
+    """The subcommand, as in COMMANDS. Raises CourseError where its part of the course is not installed."""
+    if name in COMMANDS:
+        return COMMANDS[name]
+    if name == "plan":
+        from course_lib.planner.plan_command import EXAMPLE, add_arguments, plan
+
+        return plan, add_arguments, EXAMPLE
+    if name == "compile":
+        from course_lib.tpu.compile_command import EXAMPLE, add_arguments, compile_model
+
+        return compile_model, add_arguments, EXAMPLE
+    if name == "cluster":
+        from course_lib.cluster.cluster_command import add_commands
+
+        return None, add_commands, "course cluster run train.py:train --workers 2"
+    if not (PACKAGE / "staff").is_dir():  # the wheel leaves it out
+        raise CourseError(
+            "this is for a checkout of the course: `git clone` its repository, run `make lab` there once, and call "
+            "the command from there"
+        )
+    from course_lib.staff.staff_commands import COMMANDS as OTHERS
+
+    return OTHERS[name]
+
+
+class _LateParser(argparse.ArgumentParser):
+    """The parser of one subcommand, which imports what it needs when the subcommand is called."""
+
+    name = ""
+
+    def parse_known_args(self, args=None, namespace=None):
+        """As argparse has it."""
+        if self.name:
+            run, add, example = _found(self.name)
+            self.description, self.epilog = run.__doc__ if run else LEARNERS[self.name], f"Example: {example}"
+            self.name = ""
+            if run:  # the ways of `course cluster` have their own
+                self.set_defaults(run=run)
+            add(self)
+        return super().parse_known_args(args, namespace)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="course", description="Work through the distributed training course.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def command(name: str, run, example: str) -> argparse.ArgumentParser:
-        text = run.__doc__
-        added = commands.add_parser(name, help=text, description=text, epilog=f"Example: {example}")
-        added.set_defaults(run=run)
-        return added
-
-    def add_json(added: argparse.ArgumentParser) -> None:
-        added.add_argument("--json", action="store_true", help="print JSON for a program")
-
-    add_json(command("doctor", doctor, "course doctor --json"))
-
-    added = command("lab", lab, "course lab --port 8890 --no-browser")
-    added.add_argument("--port", type=_port, help="use this port of 127.0.0.1; without it, a free one")
-    added.add_argument(
-        "--no-browser", dest="browser", action="store_false", help="print the address instead of opening it"
-    )
-
-    added = command("check", check, "course check 02_data_parallelism")
-    added.add_argument("exercise", help="a notebook's file, or how its name in exercises/ begins")
-    add_json(added)
-
-    added = command("progress", progress, "course progress --json")
-    added.add_argument("--folder", type=Path, help="the folder of your exercise notebooks; exercises/ by default")
-    add_json(added)
-
-    command("new-exercises", new_exercises, "course new-exercises")
-
-    added = command("run-notebooks", run_notebooks, "course run-notebooks --check notebooks/02_data_parallelism.ipynb")
-    added.add_argument("notebook", nargs="*", type=Path, help="files; all lessons and solutions by default")
-    added.add_argument("--check", action="store_true", help="store nothing, print time and peak memory only")
-
-    added = command("badges", badges, "course badges --repo jane/course")
-    added.add_argument(
-        "--repo", required=True, metavar="OWNER/NAME", help="the repository on GitHub to open and install"
-    )
-
-    added = command("colab", colab, "course colab notebooks/02_data_parallelism.ipynb --out 02.ipynb")
-    added.add_argument("notebook", type=Path, metavar="NOTEBOOK", help="a lesson's or an exercise's file")
-    added.add_argument("--out", type=Path, metavar="FILE", help="the file to write; NAME_colab.ipynb here by default")
-
-    added = command("book", book, "course book --out /tmp/book")
-    added.add_argument("--out", type=Path, metavar="FOLDER", help="the folder to write; build/book by default")
-
-    # These import no framework, so that --help stays quick.
-    from course_lib.cluster.cluster_command import add_commands
-    from course_lib.planner import plan_command as planning
-    from course_lib.staff.certificate import certificate_command as certifying
-    from course_lib.staff.grade import grade_command as grading
-    from course_lib.tpu.compile_command import EXAMPLE, add_arguments, compile_model
-
-    certifying.add_certificate_arguments(command("certificate", certificate, certifying.CERTIFICATE_EXAMPLE))
-    certifying.add_verify_arguments(command("verify", certifying.verify, certifying.VERIFY_EXAMPLE))
-    grading.add_arguments(command("grade", grading.grade, grading.EXAMPLE))
-    add_arguments(command("compile", compile_model, EXAMPLE))
-    planning.add_arguments(command("plan", planning.plan, planning.EXAMPLE))
-
-    text = "Run a distributed job on this machine, or write it for Slurm or Kubernetes."
-    add_commands(commands.add_parser("cluster", help=text, description=text))
+    lines = ["Work through the distributed training course."]
+    for title, group in (("for learners", LEARNERS), ("for lecturers and maintainers, in a checkout", STAFF)):
+        lines += ["", f"{title}:", *(f"  {name:<14} {text}" for name, text in group.items())]
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="course", description="\n".join(lines), formatter_class=plain)
+    parser.add_argument("--version", action="version", version=VERSION, help="print the version and exit")
+    parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_LateParser)
+    for name in (*LEARNERS, *STAFF):
+        parsers.add_parser(name).name = name
     return parser
 
 

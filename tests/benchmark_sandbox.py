@@ -13,8 +13,9 @@ from collections.abc import Callable
 from unprivileged import CHECKOUT, as_nobody
 
 from course_lib import measure
-from course_lib.staff.grade import marking, sandbox_pool, submissions
-from course_lib.staff.grade.limits import Limits
+from course_lib.staff.grade import submissions
+from course_lib.staff.grade.grade_class import grade_all
+from course_lib.staff.grade.sandbox import Limits
 
 WARM_UP = 3
 SOLUTION = CHECKOUT / "solutions" / "00_start_here.ipynb"
@@ -23,9 +24,7 @@ SOLUTION = CHECKOUT / "solutions" / "00_start_here.ipynb"
 def graded_in_turn(enclosed: bool, times: int) -> Callable[[], None]:
     """A call that grades the solution once more in the same process."""
     [submission] = submissions.find([SOLUTION])
-    backend = sandbox_pool.backend_of(submission.exercise)
-    work = [(backend, marking.grading(submission, b"the benchmark's own", Limits(), "")) for _ in range(times)]
-    results = sandbox_pool.grade_all(work, 1, enclosed)
+    results = grade_all([submission] * times, b"the benchmark's own", Limits(), "", 1, enclosed)
 
     def grade_one() -> None:
         _, result = next(results)
@@ -49,7 +48,8 @@ def main() -> None:
     )
     print(race)
     print(
-        f"sandbox: {race.ratio('sandboxed', 'unsandboxed'):.3f} times the time without (at most 1.05; median of {chosen.pairs} pairs)"
+        f"sandbox: {race.ratio('sandboxed', 'unsandboxed'):.3f} times the time without (at most 1.05; median of "
+        f"{chosen.pairs} pairs)"
     )
 
 

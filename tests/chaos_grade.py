@@ -97,9 +97,7 @@ def main() -> None:
         print(f"{points:,} points of {wanted:,} earned")
         same = files(folder / "whole") == files(folder / "killed")
         left = sorted(path.name for path in (folder / "temporary").iterdir())
-        print(
-            f"the same {len(files(folder / 'whole')):,} files: {same}; temporary files left: {', '.join(left) or 'none'}"
-        )
+        print(f"the same {len(files(folder / 'whole')):,} files: {same}; temporary files: {', '.join(left) or 'none'}")
     sys.exit(points != wanted or not same or bool(left))
 
 

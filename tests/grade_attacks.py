@@ -863,7 +863,7 @@ READING = (
         """
 import importlib, pkgutil, sys
 import course_lib, course_lib.exercises, course_lib.staff.grade
-names = ["course_lib.exercises.judges", "course_lib.exercises.judges.ex00", "course_lib.staff.grade.marking", "course_lib.staff.grade.session",
+names = ["course_lib.exercises.judges", "course_lib.exercises.judges.ex00", "course_lib.staff.grade.grade_one", "course_lib.staff.grade.grade_class",
          "course_lib.staff.grade.submissions", "tests.recorded_mistakes"]
 for package in (course_lib, course_lib.exercises, course_lib.staff.grade):
     names += [f"{package.__name__}.{one.name}" for one in pkgutil.iter_modules(package.__path__)]
@@ -875,7 +875,7 @@ for name in names:
         module = importlib.import_module(name)
     except Exception:
         continue
-    if hasattr(module, "QUESTIONS") or module.__file__ and ("judges" in name or "marking" in name):
+    if hasattr(module, "QUESTIONS") or module.__file__ and ("judges" in name or "grade_one" in name):
         print("FOUND", name)
 """,
     ),

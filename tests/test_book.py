@@ -1,4 +1,4 @@
-"""The site: every link leads somewhere, nothing is fetched, no answer is told; and what Chromium and axe say to each page."""
+"""The site: no dead link, nothing fetched, no answer revealed; and what Chromium and axe say to each page."""
 
 import functools
 import importlib.util
@@ -133,7 +133,7 @@ def test_the_site_is_small(book):
 
 @needs_book
 def test_no_answer_is_told(book):
-    """Lines that stand in a solution and not in its exercise stand on no page of an exercise, nor in the search index."""
+    """Lines of a solution that its exercise lacks are on no page of an exercise, nor in the search index."""
     index = (book.page.parent / "searchindex.js").read_text()
     assert "BEGIN SOLUTION" not in index
     for path in sorted((CHECKOUT / "solutions").glob("*.ipynb")):
@@ -258,7 +258,8 @@ def test_what_needs_a_kernel_or_a_program_is_left_out():
 def test_the_reference_reads_signatures_and_keeps_tables_as_typed(tmp_path):
     path = tmp_path / "m.py"
     path.write_text(
-        'def f(a: "np.ndarray", *, b: int = 2) -> str:\n    """Take `a` and *b*.\n\n    a  an array\n    b  a number\n    """\n'
+        'def f(a: "np.ndarray", *, b: int = 2) -> str:\n'
+        '    """Take `a` and *b*.\n\n    a  an array\n    b  a number\n    """\n'
         "def _hidden(): ...\n"
     )
     text = reference.module_page(reference.Module("course_lib.m", path), ["02_data_parallelism"])

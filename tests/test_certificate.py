@@ -338,7 +338,8 @@ def test_what_an_examiner_should_look_at_is_told(claim, capsys, monkeypatch):
     assert code == 0 and "look at 00_start_here: q1, q2: the code is the published solution's\n" in out
 
 
-WHOLE = "import sys; from course_lib.exercises import judges; [judges.MODULES.pop(name) for name in [*judges.MODULES][1:]]; "
+WHOLE = "import sys; from course_lib.exercises import judges; "
+WHOLE += "[judges.MODULES.pop(name) for name in [*judges.MODULES][1:]]; "
 WHOLE += "from course_lib import cli; sys.exit(cli.main())"
 needs_sandbox = pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed, see README")
 

@@ -227,9 +227,9 @@ def run_where_the_course_is_missing(monkeypatch, source: str) -> dict:
 
 @pytest.mark.usefixtures("no_build")
 @each_notebook
-def test_a_twin_is_the_notebook_with_one_cell_more(tmp_path, name):
+def test_a_copy_is_the_notebook_with_one_cell_more(tmp_path, name):
     nbformat = pytest.importorskip("nbformat")
-    out = colab_copy.write(ROOT / name, tmp_path / "twin.ipynb", ROOT)
+    out = colab_copy.write(ROOT / name, tmp_path / "copy.ipynb", ROOT)
     nbformat.validate(nbformat.read(out, as_version=4))
     cells, before = read_notebook(out)["cells"], read_notebook(ROOT / name)["cells"]
     place = next(number for number, cell in enumerate(before) if cell["cell_type"] == "code")
@@ -242,8 +242,8 @@ def test_a_twin_is_the_notebook_with_one_cell_more(tmp_path, name):
 
 @pytest.mark.usefixtures("no_build")
 @each_notebook
-def test_a_twins_links_and_pictures_need_no_repository(tmp_path, name):
-    out = colab_copy.write(ROOT / name, tmp_path / "twin.ipynb", ROOT)
+def test_a_copys_links_and_pictures_need_no_repository(tmp_path, name):
+    out = colab_copy.write(ROOT / name, tmp_path / "copy.ipynb", ROOT)
     prose = "\n".join(cell["source"] for cell in read_notebook(out)["cells"] if cell["cell_type"] == "markdown")
     targets = re.findall(r"\]\(([^()\s]+)", prose)
     assert targets
@@ -274,7 +274,7 @@ def test_links_become_addresses_and_pictures_travel(checkout, tmp_path):
     notebook = read_notebook(checkout / LESSON)
     notebook["cells"].append({"cell_type": "markdown", "id": "links", "metadata": {}, "source": "\n".join(prose)})
     (checkout / LESSON).write_bytes(as_bytes(notebook))
-    out = colab_copy.write(checkout / LESSON, tmp_path / "twin.ipynb", checkout)
+    out = colab_copy.write(checkout / LESSON, tmp_path / "copy.ipynb", checkout)
     lines = read_notebook(out)["cells"][-1]["source"].splitlines()
     for line, wanted in zip(lines, prose.values(), strict=True):
         assert wanted in line
@@ -282,9 +282,9 @@ def test_links_become_addresses_and_pictures_travel(checkout, tmp_path):
 
 
 @pytest.mark.usefixtures("no_build")
-def test_a_forks_twin_leads_to_the_fork(checkout, tmp_path):
+def test_a_forks_copy_leads_to_the_fork(checkout, tmp_path):
     fork_badges.point_at("jane/course", checkout)
-    out = colab_copy.write(checkout / LESSON, tmp_path / "twin.ipynb", checkout)
+    out = colab_copy.write(checkout / LESSON, tmp_path / "copy.ipynb", checkout)
     assert b"https://github.com/jane/course/blob/main/" in out.read_bytes() and HERE.encode() not in out.read_bytes()
 
 
@@ -326,8 +326,8 @@ def test_where_the_course_is_there_the_cell_does_nothing(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_build")
-def test_a_twin_has_no_twin(checkout):
-    out = colab_copy.write(checkout / LESSON, checkout / "notebooks" / "twin.ipynb", checkout)
+def test_a_copy_cannot_be_copied(checkout):
+    out = colab_copy.write(checkout / LESSON, checkout / "notebooks" / "copy.ipynb", checkout)
     before = out.read_bytes()
     with pytest.raises(CourseError, match="carries the package already"):
         colab_copy.write(out, out.with_name("again.ipynb"), checkout)
@@ -400,7 +400,7 @@ def colab_runtime():
 
     Its files are links to this one's; pip replaces files and never writes into them.
     """
-    folder = Path(tempfile.mkdtemp(prefix=".venv-twin-", dir=Path(sys.prefix).parent))  # links need one file system
+    folder = Path(tempfile.mkdtemp(prefix=".venv-copy-", dir=Path(sys.prefix).parent))  # links need one file system
     try:
         shutil.copytree(sys.prefix, folder, symlinks=True, copy_function=os.link, dirs_exist_ok=True)
         python = folder / "bin" / "python"
@@ -425,7 +425,7 @@ def runtime(colab_runtime, tmp_path):
 
 
 def fill_in(path: Path, exercise: str) -> None:
-    """Write the solution's answers into a twin of an exercise, as a learner would."""
+    """Write the solution's answers into a copy of an exercise, as a learner would."""
     solution = read_notebook(ROOT / "solutions" / exercise)
     answers = {cell["id"]: cell["source"] for cell in solution["cells"] if question_tags(cell)}
     notebook = read_notebook(path)
@@ -438,20 +438,20 @@ def fill_in(path: Path, exercise: str) -> None:
 @pytest.mark.slow
 @on_colabs_stack
 @pytest.mark.parametrize("kind", ["notebooks", "exercises"])
-def test_a_twin_runs_in_colab_from_an_empty_folder_and_changes_no_version(runtime, kind):
+def test_a_copy_runs_in_colab_from_an_empty_folder_and_changes_no_version(runtime, kind):
     """nbclient stops at a cell that raises, and a check of an exercise raises unless the answer is right."""
     python, folder, before = runtime
-    twin = colab_copy.write(ROOT / kind / f"{RUN_HERE}.ipynb", folder / "twin.ipynb", ROOT)
+    carried = colab_copy.write(ROOT / kind / f"{RUN_HERE}.ipynb", folder / "copy.ipynb", ROOT)
     if kind == "exercises":
-        fill_in(twin, f"{RUN_HERE}.ipynb")
-    run(python, "-c", "from nbclient.cli import main; main()", "--inplace", "--timeout=600", twin, folder=folder)
+        fill_in(carried, f"{RUN_HERE}.ipynb")
+    run(python, "-c", "from nbclient.cli import main; main()", "--inplace", "--timeout=600", carried, folder=folder)
 
-    (said,) = ["".join(output["text"]) for output in carrier(twin)["outputs"]]
+    (said,) = ["".join(output["text"]) for output in carrier(carried)["outputs"]]
     assert re.fullmatch(r"installed distributed_training_course-[\d.]+-py3-none-any\.whl\n", said)
     after = json.loads(run(python, "-c", VERSIONS, folder=folder))
     assert after == before | {OWN: importlib.metadata.version(OWN)}
     origin = json.loads(run(python, "-c", ORIGIN, folder=folder))
-    assert origin["archive_info"]["hashes"]["sha256"] in carrier(twin)["source"]
+    assert origin["archive_info"]["hashes"]["sha256"] in carrier(carried)["source"]
 
 
 @pytest.mark.slow
@@ -471,7 +471,7 @@ def test_the_set_up_cell_installs_the_course_and_changes_no_version(runtime):
 
 @pytest.mark.slow
 @on_colabs_stack
-def test_the_same_checkout_gives_the_same_twin(tmp_path):
+def test_the_same_checkout_gives_the_same_copy(tmp_path):
     one, two = (
         colab_copy.write(ROOT / LESSON, tmp_path / name, ROOT).read_bytes() for name in ("one.ipynb", "two.ipynb")
     )

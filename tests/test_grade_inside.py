@@ -136,7 +136,7 @@ def _look(question, record={"answers": "[]", "stopped": False}):
 def cell(code):
     exec(code, {"module": sys.modules["__main__"]})
 
-def told():
+def records():
     theirs.close()
     return ours.recv(10_000).decode()
 """
@@ -151,7 +151,7 @@ def lines_of(said: str) -> list[dict]:
 
 def test_records_leave_with_the_key():
     steps = '(tell, {"begins": 3}), (_look, QUESTION), (cell, "import numpy; numpy.allclose = 1"), (_look, QUESTION)'
-    first, second, third = lines_of(tried(f"{RUNNER}\nbegin({steps})\nprint(told())"))
+    first, second, third = lines_of(tried(f"{RUNNER}\nbegin({steps})\nprint(records())"))
     assert (
         first == {"begins": 3}
         and second == {"answers": "[]", "stopped": False, "changed": "", "threads": 0}
@@ -189,7 +189,8 @@ def test_only_lines_with_their_seal_count_and_only_once():
 def test_what_could_run_beside_a_probe_is_told(code, says):
     between, after = lines_of(
         tried(
-            f"{RUNNER}\nbegin((cell, {code!r}), (sys.audit, 'course.look'), (_look, QUESTION))\nprint(told(), flush=True)\nos._exit(0)"
+            f"{RUNNER}\nbegin((cell, {code!r}), (sys.audit, 'course.look'), (_look, QUESTION))\n"
+            "print(records(), flush=True)\nos._exit(0)"
         )
     )
     assert says in between["changed"] and says in after["changed"]
@@ -197,10 +198,10 @@ def test_what_could_run_beside_a_probe_is_told(code, says):
 
 def test_threads_of_the_notebook_are_counted():
     leaves = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
-    (told,) = lines_of(
-        tried(f"{RUNNER}\nbegin((cell, {leaves!r}), (_look, QUESTION))\nprint(told(), flush=True)\nos._exit(0)")
+    (record,) = lines_of(
+        tried(f"{RUNNER}\nbegin((cell, {leaves!r}), (_look, QUESTION))\nprint(records(), flush=True)\nos._exit(0)")
     )
-    assert told["threads"] == 1 and told["changed"] == ""
+    assert record["threads"] == 1 and record["changed"] == ""
 
 
 @pytest.mark.parametrize(
@@ -239,7 +240,7 @@ def ended(step: str) -> dict:
     """What a process told that the hook ended at this step."""
     code = f"""
     if child := os.fork():
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), told())
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), records())
     else:
         begin({step})
         os._exit(0)
@@ -256,7 +257,7 @@ def test_a_fork_that_comes_back_tells_nothing():
             print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
     begin((forks,), (tell, {"begins": 1}))
-    print(told())
+    print(records())
     """
     ended_with, _, told = tried(RUNNER + textwrap.dedent(code)).partition("\n")
     assert ended_with == str(channel.REFUSED_EXIT) and lines_of(told) == [{"begins": 1}]
@@ -277,7 +278,7 @@ def test_an_honest_cell_may_do_what_lessons_do():
         thread.start(), thread.join()
 
     begin((honest,), (_look, QUESTION))
-    print(told())
+    print(records())
     """
     assert lines_of(tried(RUNNER + textwrap.dedent(code)).splitlines()[0]) == [
         {"answers": "[]", "stopped": False, "changed": "", "threads": 0}

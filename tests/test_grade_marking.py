@@ -1,4 +1,4 @@
-"""From a notebook to a job, and from what a sandbox told to a result: pure, with records made up."""
+"""From a notebook to jobs for a sandbox, and from what comes back to a result: with records made up."""
 
 import json
 import re
@@ -10,10 +10,9 @@ import pytest
 from course_lib.exercises import judges
 from course_lib.exercises.notebook_cells import question_tags, read_notebook
 from course_lib.exercises.probes import ex00
-from course_lib.staff.grade import marking
+from course_lib.staff.grade import grade_one
 from course_lib.staff.grade.html_page import state
-from course_lib.staff.grade.limits import Limits
-from course_lib.staff.grade.sandbox_process import Told
+from course_lib.staff.grade.sandbox import Limits, SandboxRun
 from course_lib.staff.grade.sandbox_side.answers import pack
 from course_lib.staff.grade.submissions import Submission
 
@@ -46,33 +45,32 @@ def wrong(seed: int) -> str:
     return pack(ex00.probe_shard_sizes({"shard_sizes": lambda batch, replicas: [batch // replicas] * replicas}, seed))
 
 
-def graded(told: list, one: Submission = BOTH):
-    """The result, and the jobs that were asked for; `told` is per run (records, ending)."""
-    grading, jobs = marking.grading(one, SECRET, LIMITS, "by"), []
-    try:
-        jobs.append(next(grading))
-        for records, ending in told:
-            jobs.append(grading.send(Told(records, ending)))
-    except StopIteration as done:
-        return done.value, jobs
-    raise AssertionError("another run was asked for")
+def graded(runs: list, one: Submission = BOTH):
+    """The result, and the jobs that were run; `runs` is what comes back from each (records, ending)."""
+    waiting, jobs = [SandboxRun(records, ending) for records, ending in runs], []
+
+    def run(job: dict) -> SandboxRun:
+        jobs.append(job)
+        return waiting.pop(0)
+
+    done = grade_one.run_submission(one, run, SECRET, LIMITS)
+    assert not waiting, "fewer runs were asked for"
+    return grade_one.judge_submission(one, done, SECRET, LIMITS, "by"), jobs
 
 
 def answers(text: str, **changes) -> dict:
     return {"question": "q1", "seed": SEEDS["q1"], "answers": text, "changed": "", **changes}
 
 
-SEEDS = marking.seeds_of(SECRET, BOTH)
+SEEDS = grade_one.seeds_of(SECRET, BOTH)
 END = {"end": True}
 ENDED = {"limit": None, "last": 3, "output": "said", "exit": 0}
 
 
 def test_seeds_follow_from_secret_and_content_alone():
-    assert (
-        marking.seeds_of(SECRET, BOTH) == marking.seeds_of(SECRET, replace(BOTH, learner="ben", file="other")) == SEEDS
-    )
+    assert grade_one.seeds_of(SECRET, replace(BOTH, learner="ben", file="other")) == SEEDS
     assert len({*SEEDS.values()}) == len(QUESTIONS)
-    for other in (marking.seeds_of(b"another", BOTH), marking.seeds_of(SECRET, submission(Q1, Q2))):
+    for other in (grade_one.seeds_of(b"another", BOTH), grade_one.seeds_of(SECRET, submission(Q1, Q2))):
         assert not {*SEEDS.values()} & {*other.values()}
     assert all(0 <= seed < 2**32 for seed in SEEDS.values())
 
@@ -195,8 +193,8 @@ def test_what_ended_a_run_is_said_and_left_out_of_the_next(records, ending, says
 
 def test_points_of_an_earlier_run_are_kept_and_three_runs_are_the_most():
     died = {"limit": None, "output": "", "exit": 1}
-    told = [([answers(right(SEEDS["q1"]))], {**died, "last": 2}), ([], {**died, "last": 3}), ([], {**died, "last": 0})]
-    result, jobs = graded(told)
+    runs = [([answers(right(SEEDS["q1"]))], {**died, "last": 2}), ([], {**died, "last": 3}), ([], {**died, "last": 0})]
+    result, jobs = graded(runs)
     assert result.points == 1 and [job["skip_cells"] for job in jobs] == [[], [2], [2, 3]]
     assert "cell 1 ended the notebook's process" in result.verdicts[1].problem
 

@@ -13,7 +13,7 @@ from test_report import Reader
 
 from course_lib.errors import CourseError
 from course_lib.exercises.verdict import TargetResult, Verdict
-from course_lib.staff.grade import exports, feedback, html_page, results_csv, summary
+from course_lib.staff.grade import exports, feedback, html_page, results, summary
 from course_lib.staff.grade.results import Result
 
 EXERCISE = "02_data_parallelism"
@@ -88,7 +88,7 @@ each_page = pytest.mark.parametrize("text", PAGES.values(), ids=PAGES)
 
 
 def rows(text):
-    return list(csv.reader(io.StringIO(text.removeprefix(results_csv.BYTE_ORDER_MARK))))
+    return list(csv.reader(io.StringIO(text.removeprefix(results.BYTE_ORDER_MARK))))
 
 
 def written(folder):
@@ -314,7 +314,7 @@ def test_a_bar_is_as_long_as_its_figures(tmp_path):
 
 
 def test_the_sheet_has_a_row_per_submission_and_opens_right_in_excel(tmp_path):
-    results_csv.write(tmp_path, [*CLASS, result("zo\u00eb", RIGHT)])
+    results.write_csv(tmp_path, [*CLASS, result("zo\u00eb", RIGHT)])
     raw = (tmp_path / "results.csv").read_bytes()
     assert raw.startswith(b"\xef\xbb\xbf") and raw.count(b"\r\n") == 11
     first, start, parallel = rows(raw.decode("utf-8"))[:3]
@@ -345,7 +345,7 @@ def test_the_sheet_has_a_row_per_submission_and_opens_right_in_excel(tmp_path):
 )
 def test_no_cell_is_a_formula(tmp_path, start):
     bad = result(start + 'HYPERLINK("http://x")', problem=start + "1", file=start + "2,\r\n3")
-    results_csv.write(tmp_path, [bad])
+    results.write_csv(tmp_path, [bad])
     exports.write(tmp_path, "canvas", [bad])
     exports.write(tmp_path, "moodle", [bad])
     for text in (text.decode("utf-8") for text in written(tmp_path).values()):
@@ -432,12 +432,12 @@ def test_another_form_is_refused_in_one_line(tmp_path):
 # All of it
 
 
-def everything(folder, results):
+def everything(folder, graded):
     folder.mkdir()
-    for module in (feedback, results_csv, summary):
-        module.write(folder, results)
+    for write in (feedback.write, results.write_csv, summary.write):
+        write(folder, graded)
     for form in exports.FORMS:
-        exports.write(folder, form, results)
+        exports.write(folder, form, graded)
     return written(folder)
 
 

@@ -33,7 +33,7 @@ def class_folder():
 
 def test_the_scripts_ask_for_what_their_tasks_need(tmp_path):
     array, merge = grade_slurm.write(
-        tmp_path, ["in", "--out", "my marks"], tasks=5, desks=2, memory_gib=3, options=["--partition=cpu"]
+        tmp_path, ["in", "--out", "my marks"], tasks=5, jobs=2, memory_gib=3, options=["--partition=cpu"]
     )
     for script in (array, merge):
         text = script.read_text()

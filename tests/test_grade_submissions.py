@@ -568,7 +568,8 @@ REACHES = {
     "from numpy import ndarray\ntype.__setattr__(ndarray, 'x', 1)": "sets numpy.ndarray.x",
     "import numpy as np\nnp.__dict__['allclose'] = 1": "sets numpy.__dict__",
     "import numpy as np\nvars(np)['allclose'] = 1": "sets numpy.__dict__",
-    "from course_lib.exercises import Exercise\nExercise.__call__ = print": "sets course_lib.exercises.Exercise.__call__",
+    "from course_lib.exercises import Exercise\nExercise.__call__ = print": "sets course_lib.exercises.Exercise"
+    ".__call__",
     "import numpy as np\nfor np.pi in (1, 2): pass": "sets numpy.pi",
     "type(x).__eq__ = lambda *a: True": "sets __eq__ of a class that it takes from an object",
     "x.__class__.__eq__ = 1": "sets __eq__ of a class that it takes from an object",

@@ -25,7 +25,7 @@ class NotPlain(TypeError):
 
 
 class ReturnedNothing(Exception):
-    """A function of the learner's came back without an answer. TensorFlow raises it again, with a longer text, when it traces."""
+    """A learner's function returned no answer. While it traces, TensorFlow raises it again with a longer text."""
 
 
 class Stopped(Exception):
@@ -117,7 +117,7 @@ def _missing(name: str, names: Mapping[str, object]) -> str:
 
 
 def _watched(value: object, look: Callable[[object], object]) -> object:
-    """A function, or an object that the learner made callable; its answers are looked at, and none is told."""
+    """A function, or an object that the learner made callable: its answers are looked at, and one must come back."""
     if not isinstance(value, FunctionType) and (
         isinstance(value, type) or type(value).__module__ != "__main__" or not callable(value)
     ):
@@ -158,7 +158,7 @@ def _own_place(error: Exception, names: Mapping[str, object]) -> str:
             own = step
         step = step.tb_next
     traced = _TRACED_FRAME.findall(str(error)) if own else []
-    if traced:  # TensorFlow runs a rewritten copy, and tells the learner's own place in the message
+    if traced:  # TensorFlow runs a rewritten copy; its message names the learner's own line
         line, function, source = traced[-1]
     elif own:
         code, line = own.tb_frame.f_code, own.tb_lineno

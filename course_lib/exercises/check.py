@@ -30,7 +30,7 @@ class Exercise:
     questions  the bank's, unless given
     file       where progress is appended; beside the notebook, unless given;
                None keeps it in memory alone
-    Raises     CourseError for a name that is no exercise
+    Raises     CourseError for a name that is not an exercise
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Exercise:
             f"  {name} {'right' if name in right else 'open '}  {question.title}"
             for name, question in self._questions.items()
         ]
-        return "\n".join([f"{self.name}: {points} of {of} point{'s' * (of != 1)}", *lines])
+        return "\n".join([f"{self.name}: {points} of {of} {'point' if of == 1 else 'points'}", *lines])
 
     def _with_due_hints(self, verdict: Verdict) -> Verdict:
         """The second hint is due once the same mistake was made before."""

@@ -16,7 +16,7 @@ UNREADABLE = {"kind": "raised", "line": "what its probe gave back cannot be read
 
 
 def judge(question: Question, answers: Answers, seed: int) -> Verdict:
-    """Compare what asking.ask gave back with the question's targets.
+    """Compare what ask.ask gave back with the question's targets.
 
     answers  a dict of plain values; nothing about their form is taken for granted
     seed     the one that the probe drew its inputs from
@@ -93,7 +93,7 @@ def _comparable(answers: Answers) -> Answers:
 
 
 def _stopped(answers: object) -> dict[str, str] | None:
-    """What stopped the probe, in the form that asking.ask gives it; None where there are answers."""
+    """What stopped the probe, in the form that ask.ask gives it; None where there are answers."""
     if isinstance(answers, dict) and "stopped" not in answers:
         return None
     found = answers["stopped"] if isinstance(answers, dict) else None

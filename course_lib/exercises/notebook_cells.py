@@ -89,7 +89,7 @@ def answering_cells(cells: list[dict], question: Question) -> list[int]:
 def answer_notes(question: Question, cells: list[dict], errors: dict[int, str]) -> list[str]:
     """What was odd about the cells that answer and check a question, one line each.
 
-    errors  a line for each cell that raised, by its number from 1
+    errors  a line for each cell that raised, by its number; the first is cell 1
     """
     name, wanted = question.name, " and ".join(question.asks_for)
     tagged = [number for number, cell in enumerate(cells, 1) if name in question_tags(cell)]

@@ -6,7 +6,7 @@ Needs nothing; every exercise in exercises/judges is made of these.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-Answers = Mapping[str, object]  # plain values only; see asking.plain
+Answers = Mapping[str, object]  # plain values only; see ask.plain
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Question:
     targets   every one must hold for the points
     mistakes  tried in order when a target fails; the first that fits is named
     answer    the published one, which mistakes edit: judges.published.Answer
-    takes_long  the probe takes many seconds, so every mistake has a `recognise`
-              of its own, and tests run few seeds
+    takes_long  the probe takes many seconds, so every mistake has its own
+              `recognise`, and tests run few seeds
     Raises    ValueError when a mistake stands in for other names than asked for,
               edits an answer that is not there, or would have the probe run again to be recognised
     """

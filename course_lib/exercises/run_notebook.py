@@ -130,7 +130,7 @@ def _client(notebook, folder: Path):
         timeout=CELL_SECONDS,
         allow_errors=True,
         extra_arguments=["--log-level=ERROR"],  # the kernel's own warnings are no answer to the learner
-        log=logging.Logger("nbclient", logging.CRITICAL + 1),  # a dead kernel is told of in the verdicts
+        log=logging.Logger("nbclient", logging.CRITICAL + 1),  # the verdicts say that the kernel died
         resources={"metadata": {"path": str(folder)}},
     )
 

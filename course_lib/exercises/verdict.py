@@ -40,7 +40,7 @@ class Verdict:
     def summary(self) -> str:
         """The verdict in one line."""
         if self.right:
-            return f"{self.question} is right: {self.points} of {self.of} point{'s' * (self.of != 1)}"
+            return f"{self.question} is right: {self.points} of {self.of} {'point' if self.of == 1 else 'points'}"
         if self.problem:
             return f"{self.question} {self.problem}"
         met = sum(target.met for target in self.targets)
@@ -74,7 +74,7 @@ class Verdict:
         rows = "".join(f"<li><b>{_word(target)}</b>: {html.escape(_sentence(target))}</li>" for target in self.targets)
         hints = "".join(f"<p><b>{label}</b>: {html.escape(hint)}</p>" for label, hint in zip(_LABELS, self.hints))
         notes = "".join(f"<p>Note: {html.escape(note)}</p>" for note in self.notes)
-        colour = "#0072b2" if self.right else "#d55e00"  # told apart by colour-blind readers too
+        colour = "#0072b2" if self.right else "#d55e00"  # colour-blind readers can tell them apart
         return (
             f'<div style="border-left: 4px solid {colour}; padding-left: 1em">'
             f"<p>{mark} <b>{html.escape(self.summary)}</b></p><ul>{rows}</ul>{hints}{notes}</div>"

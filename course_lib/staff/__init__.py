@@ -1,1 +1,1 @@
-"""What lecturers and maintainers need, and no learner: the class grader, certificates, the site, notebooks made and stored."""
+"""What lecturers and maintainers need: the class grader, certificates, the site, notebooks made and stored."""

@@ -57,7 +57,7 @@ _LINK = re.compile(r"(?P<picture>!\[[^\]]*)?\]\((?P<target>[^()\s#:]+)(?=[)\s#])
 
 
 def write(notebook_path: Path, out: Path, root: Path) -> Path:
-    """Write the self-contained twin of a notebook of the checkout at root.
+    """Write a self-contained copy of a notebook of the checkout at root.
 
     out     the file to write; an earlier one is replaced
     Returns out
@@ -71,7 +71,7 @@ def write(notebook_path: Path, out: Path, root: Path) -> Path:
     if out.resolve() == notebook_path.resolve():
         raise CourseError(f"--out names the notebook itself, {notebook_path}; name another file")
     if out.is_dir():
-        raise CourseError(f"--out names a folder, {out}; name a file, such as {out / 'twin.ipynb'}")
+        raise CourseError(f"--out names a folder, {out}; name a file, such as {out / 'copy.ipynb'}")
     repository, branch = home(notebook_path)
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":

@@ -11,13 +11,15 @@ from course_lib.errors import CourseError
 CERTIFICATE_EXAMPLE = 'course certificate --name "Ada Lovelace"'
 VERIFY_EXAMPLE = "course verify ada.html --key class.key --sign ada-signed.html"
 CERTIFICATE_MEANS = (
-    "The page is your own claim and says so: it carries your answers, and proves nothing by itself, since your machine could "
-    "have written anything. Hand it to your instructor, whose `course verify` runs the answers again and can sign it."
+    "The page is your own claim and says so: it carries your answers, and proves nothing by itself, since your "
+    "machine could have written anything. Hand it to your instructor, whose `course verify` runs the answers again "
+    "and can sign it."
 )
 VERIFY_MEANS = (
-    "A learner's page is accepted when its answers, run again in the class grader's sandbox on fresh inputs, are all right; "
-    "--sign then writes the signed certificate. A signed page is accepted when the class's key signed it exactly as it is: that "
-    "proves that the key's holder ran the answers, not who wrote them. Exit code 0 for accepted, 1 for refused."
+    "A learner's page is accepted when its answers, run again in the class grader's sandbox on fresh inputs, are all "
+    "right; --sign then writes the signed certificate. A signed page is accepted when the class's key signed it "
+    "exactly as it is: that proves that the key's holder ran the answers, not who wrote them. Exit code 0 for "
+    "accepted, 1 for refused."
 )
 
 
@@ -38,7 +40,8 @@ def certificate(arguments: argparse.Namespace, folder: Path) -> int:
     made = record.claim(arguments.name, read, folder)
     write_whole(arguments.out, certificate_page.claim_page(made).decode())
     print(
-        f"{arguments.out}: {made.name}, {made.points} of {made.of} points; your own claim until your instructor verifies it"
+        f"{arguments.out}: {made.name}, {made.points} of {made.of} points; your own claim until your instructor "
+        "verifies it"
     )
     return 0
 
@@ -79,7 +82,8 @@ def _verify_signed(sealed, arguments: argparse.Namespace) -> int:
         raise CourseError("this certificate is signed already: leave --sign out")
     if not arguments.key:
         raise CourseError(
-            f"this certificate says that the class key {sealed.key} signed it: name that key's file, or its public half, with --key"
+            f"this certificate says that the class key {sealed.key} signed it: name that key's file, or its public "
+            "half, with --key"
         )
     public = keys.read_public(arguments.key)
     if keys.id_of(public) != sealed.key:
@@ -93,8 +97,7 @@ def _verify_signed(sealed, arguments: argparse.Namespace) -> int:
 def _verify_claim(sealed, arguments: argparse.Namespace) -> int:
     from course_lib.staff.certificate import certificate_page, keys, rerun
     from course_lib.staff.certificate.record import Refused
-    from course_lib.staff.grade.html_page import plain_line
-    from course_lib.staff.grade.results import write_whole
+    from course_lib.staff.grade.results import plain_line, write_whole
 
     if arguments.sign and not arguments.key:
         raise CourseError("--sign needs --key: name the class's key, which `course verify --new-key FILE` makes")
@@ -108,7 +111,8 @@ def _verify_claim(sealed, arguments: argparse.Namespace) -> int:
                 plain_line(f"{result.exercise}, run again: {wrong or result.problem or 'no question was checked'}")
             )
         review += [f"look at {result.exercise}: {line}" for line in result.review]
-    print(*review, sep="\n", end="\n" * bool(review))
+    for line in review:
+        print(line)
     print(f"accepted: {_summary(record)}; all answers are right when run again")
     if private:
         key, today = keys.id_of(private.public_key()), datetime.now(UTC).date().isoformat()
@@ -119,7 +123,7 @@ def _verify_claim(sealed, arguments: argparse.Namespace) -> int:
 
 
 def _summary(record) -> str:
-    from course_lib.staff.grade.html_page import plain_line
+    from course_lib.staff.grade.results import plain_line
 
     return f"{plain_line(record.name)}, {record.points} of {record.of} points in {len(record.exercises)} exercises"
 
@@ -161,5 +165,5 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _jobs(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) <= 100:
-        raise argparse.ArgumentTypeError(f"a whole number from 1 to 100 is expected, not {text!r}")
+        raise argparse.ArgumentTypeError(f"a whole number of 1 to 100 is expected, not {text!r}")
     return int(text)

@@ -17,13 +17,15 @@ LARGEST_BYTES = 5_000_000
 _RECORD = re.compile(r'<pre id="record" tabindex="0">([^<]*)</pre>')
 _SEAL = re.compile(rb"<!-- course (claim|signature) ([0-9a-z]{1,64}) ([0-9A-Za-z+/=]{1,200}) -->\n")
 _CLAIM = (
-    "This is the learner's own claim. Nobody has confirmed it: the course runs on the learner's machine, which could have "
-    "written anything here. An instructor can: `course verify` runs the answers that it carries again, on fresh inputs."
+    "This is the learner's own claim. Nobody has confirmed it: the course runs on the learner's machine, which could "
+    "have written anything here. An instructor can: `course verify` runs the answers that it carries again, on fresh "
+    "inputs."
 )
 _CONFIRMED = (
-    "The holder of the class key named below ran these answers again, on fresh inputs that the learner could not foresee, "
-    "and every question was right. The signature shows that this page is as the key's holder signed it. It does not show "
-    "who wrote the answers, that the name is the learner's, or whose key it is: ask the school for its key."
+    "The holder of the class key named below ran these answers again, on fresh inputs that the learner could not "
+    "foresee, and every question was right. The signature shows that this page is as the key's holder signed it. It "
+    "does not show who wrote the answers, that the name is the learner's, or whose key it is: ask the school for its "
+    "key."
 )
 _FOOTER = "Distributed training, proved. Days of the exercises are by the learner's own record."
 
@@ -99,11 +101,12 @@ def _body(record: Record, claim: str, meaning: str, facts: dict[str, str]) -> by
         f"<dl>{''.join(f'<dt>{shown(name)}</dt><dd>{shown(value)}</dd>' for name, value in known.items())}</dl>",
         table("Exercises", ("Exercise", "Points", "Right since"), rows),
         # Escaped, so that no name or answer can end the element.
-        f'<details><summary>The record, for a program</summary><pre id="record" tabindex="0">{html.escape(record.as_json())}</pre></details>',
+        '<details><summary>The record, for a program</summary><pre id="record" tabindex="0">'
+        f"{html.escape(record.as_json())}</pre></details>",
     ]
     return page(record.name, claim, parts, _FOOTER).encode()
 
 
 def _same(one: str, other: str) -> bool:
-    """In constant time, so that an answer's delay tells nothing."""
+    """In constant time, so that an answer's delay reveals nothing."""
     return hmac.compare_digest(one.encode(), other.encode())

@@ -53,7 +53,7 @@ def read_public(file: Path):
 
 
 def id_of(public) -> str:
-    """A short name that tells keys apart."""
+    """A short name that distinguishes keys."""
     _, serialization, _ = _cryptography()
     raw = public.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
     return hashlib.sha256(raw).hexdigest()[:ID_CHARACTERS]

@@ -22,7 +22,7 @@ ANSWERS_BYTES = 20_000_000  # expanded; twelve notebooks' code is a hundredth of
 
 
 class Refused(CourseError):
-    """The file is no certificate, or not as it was made, or its answers are not right: told in one line, exit code 1."""
+    """The file is not a certificate, was changed, or holds wrong answers: one line and exit code 1."""
 
 
 @dataclass(frozen=True)

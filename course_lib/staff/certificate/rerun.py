@@ -1,16 +1,14 @@
-"""Run a claim's answers again, in the class grader's sandbox, on inputs drawn for this run alone. Needs what `course grade` needs."""
+"""Run a claim's answers again, in the class grader's sandbox, on fresh inputs. Needs what `course grade` needs."""
 
 import json
 import secrets
 from collections.abc import Iterator
 
-from course_lib import devices
 from course_lib.exercises import judges
 from course_lib.staff.certificate.record import Record, Refused, sha256_of, unpack
-from course_lib.staff.grade import marking, sandbox, sandbox_pool
-from course_lib.staff.grade.limits import Limits
+from course_lib.staff.grade import sandbox
+from course_lib.staff.grade.grade_class import SECRET_BYTES, grade_all
 from course_lib.staff.grade.results import Result
-from course_lib.staff.grade.session import REPLICAS, SECRET_BYTES
 from course_lib.staff.grade.submissions import Submission
 
 
@@ -25,7 +23,8 @@ def require_whole(record: Record) -> dict[str, list[dict]]:
         or answers.keys() != judges.MODULES.keys()
     ):
         raise Refused(
-            f"the certificate is not about this course's {len(judges.MODULES)} exercises: verify it with the version that made it"
+            f"the certificate is not about this course's {len(judges.MODULES)} exercises: verify it with the version "
+            "that made it"
         )
     for one in record.exercises:
         if one.sha256 != sha256_of(answers[one.exercise]):
@@ -46,26 +45,16 @@ def results(record: Record, jobs: int, enclosed: bool) -> Iterator[Result]:
     """
     sandbox.require(enclosed)
     answers = require_whole(record)
-    devices.simulate(REPLICAS)
     submissions = [
-        Submission(record.name, exercise, exercise, f"{exercise}.ipynb", _notebook(answers[exercise]))
-        for exercise in sorted(answers, key=sandbox_pool.backend_of)  # a sandbox has one backend
+        Submission(record.name, exercise, exercise, f"{exercise}.ipynb", _notebook(code))
+        for exercise, code in answers.items()
     ]
-    secret = secrets.token_bytes(SECRET_BYTES)  # told to nobody, and kept nowhere
-    work = [(sandbox_pool.backend_of(one.exercise), marking.grading(one, secret, Limits(), "")) for one in submissions]
-    for _, result in sandbox_pool.grade_all(work, jobs, enclosed):
+    secret = secrets.token_bytes(SECRET_BYTES)  # shown to nobody, and kept nowhere
+    for _, result in grade_all(submissions, secret, sandbox.Limits(), "", jobs, enclosed):
         yield result
 
 
 def _notebook(code: list[dict]) -> bytes:
-    cells = [
-        {
-            "cell_type": "code",
-            "metadata": {"tags": cell["tags"]},
-            "source": cell["source"],
-            "outputs": [],
-            "execution_count": None,
-        }
-        for cell in code
-    ]
+    made = {"cell_type": "code", "outputs": [], "execution_count": None}
+    cells = [{**made, "metadata": {"tags": cell["tags"]}, "source": cell["source"]} for cell in code]
     return json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}).encode()

@@ -79,7 +79,7 @@ def _question(verdict: Verdict) -> str:
     kind = state(verdict)
     parts = [f'<article class="card {kind}"><h3>{shown(verdict.question)}: {shown(verdict.title)}</h3>']
     parts.append(f'<p><b class="{kind}">{WORDS[kind].capitalize()}</b>, {verdict.points} of {_points(verdict.of)}</p>')
-    happened = verdict.problem.partition(": ")[2] or verdict.problem * (kind != "blank")
+    happened = verdict.problem.partition(": ")[2] or ("" if kind == "blank" else verdict.problem)
     if happened:
         parts.append(f"<p>What happened: {shown(happened)}</p>")
     if verdict.targets:

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from course_lib.staff.grade.limits import Limits
+from course_lib.staff.grade.sandbox import Limits
 
 EXAMPLE = "course grade week3.zip --out week3-marks --jobs 4"
 FORMS = ("canvas", "moodle", "gradescope")
@@ -11,16 +11,19 @@ FORMS = ("canvas", "moodle", "gradescope")
 
 def grade(arguments: argparse.Namespace) -> int:
     """Grade a class: a folder, a zip or single notebooks, each in its own sandbox."""
-    from course_lib.staff.grade import session
+    from course_lib.staff.grade.grade_class import grade_class
 
-    return session.grade(arguments)
+    return grade_class(arguments)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What `course grade` takes."""
     limits = Limits()
     parser.add_argument(
-        "path", nargs="+", type=Path, help="folders, zips and notebooks; see the README for whose is whose"
+        "path",
+        nargs="+",
+        type=Path,
+        help="folders, zips and notebooks; see the README for how each notebook finds its learner",
     )
     parser.add_argument(
         "--out",
@@ -84,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"a whole number from 1 to 10000 is expected, not {text!r}")
+        raise argparse.ArgumentTypeError(f"a whole number of 1 to 10000 is expected, not {text!r}")
     return int(text)
 
 

@@ -4,6 +4,7 @@ No task waits for another, and none shares a file with another but the folder of
 written whole. The merge is the ordinary command: it grades what no task has left a result of, and writes the reports.
 """
 
+import argparse
 import shlex
 import shutil
 import sys
@@ -25,22 +26,22 @@ exec {command}
 
 
 def write(
-    folder: Path, call: Sequence[str], tasks: int, desks: int, memory_gib: float, options: Sequence[str] = ()
+    folder: Path, call: Sequence[str], tasks: int, jobs: int, memory_gib: float, options: Sequence[str] = ()
 ) -> tuple[Path, Path]:
     """Write array.sh and merge.sh, for sbatch.
 
     folder      of the results, seen by every node; logs come there too
     call        the arguments of `course grade`, with full paths
     tasks       of the array; each grades about an equal share
-    desks       submissions that one task grades at a time: cores and memory are asked for accordingly
+    jobs       submissions that one task grades at a time: cores and memory are asked for accordingly
     memory_gib  of one submission
     options     more of sbatch's, such as "--partition=cpu"
     Returns     both scripts' paths
     """
     (folder / "logs").mkdir(parents=True, exist_ok=True)  # Slurm makes no folder for a log
     command = shlex.join([sys.executable, "-m", "course_lib.cli", "grade", *call])
-    memory = f"--mem={round(desks * memory_gib * 1024)}M"
-    asked = ["--ntasks=1", f"--cpus-per-task={desks}", memory, *options]
+    memory = f"--mem={round(jobs * memory_gib * 1024)}M"
+    asked = ["--ntasks=1", f"--cpus-per-task={jobs}", memory, *options]
     array = ["--job-name=course-grade", f"--array=0-{tasks - 1}", f"--output={folder}/logs/share-%a.log", *asked]
     merge = ["--job-name=course-merge", f"--output={folder}/logs/merge.log", *asked]
     scripts = {"array.sh": ARRAY.format(directives=_directives(array), command=command, tasks=tasks)}
@@ -48,6 +49,19 @@ def write(
     for name, text in scripts.items():
         write_whole(folder / name, text)
     return folder / "array.sh", folder / "merge.sh"
+
+
+def call_of(arguments: argparse.Namespace, out: Path) -> list[str]:
+    """This very call as a task makes it: full paths, and nothing of Slurm."""
+    call = [*(str(path.resolve()) for path in arguments.path), "--out", str(out), "--jobs", str(arguments.jobs)]
+    call += ["--secret", str((arguments.secret or out / "secret").resolve())]
+    for form in arguments.export:
+        call += ["--export", form]
+    for name in ("cell_seconds", "seconds", "memory_gib"):
+        call += [f"--{name.replace('_', '-')}", f"{getattr(arguments, name):g}"]
+    if arguments.run_submissions_as_me:
+        call.append("--run-submissions-as-me")
+    return call
 
 
 def submit(array: Path, merge: Path, wait: bool = False) -> tuple[int, int]:

@@ -11,16 +11,10 @@ import re
 from collections.abc import Iterable, Sequence
 
 from course_lib.exercises.verdict import NO_ANSWER, Verdict
+from course_lib.staff.grade.results import LONGEST_LINE, UNSEEN, plain_line
 
-LONGEST_LINE = 600  # characters; the checks' own lines stay well below
 LONGEST_BLOCK = 20_000
 MOST_LINES = 25
-
-# Controls, halves of characters, and what reorders or hides the text around it; joiners stay, as names need them.
-_UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff"
-    "\ud800-\udfff\U000e0000-\U000e007f]"
-)
 
 _LIGHT = """--page: #ffffff; --card: #f4f6f8; --line: #c3c9d1; --text: #1a1a1a; --quiet: #4a4f57;
   --right: #005f99; --wrong: #a03c00; --blank: #6d4a7c; --unchecked: #5a5f66;"""
@@ -72,12 +66,6 @@ def page(title: str, lead: str, parts: Iterable[str], footer: str) -> str:
     )
 
 
-def plain_line(text: str, longest: int = LONGEST_LINE) -> str:
-    """The text on one line, with each unseen character as a replacement mark, cut to so many characters."""
-    line = " ".join(_UNSEEN.sub("\ufffd", re.sub("[\r\n\u2028\u2029]", " ", text)).split())
-    return line if len(line) <= longest else f"{line[:longest]} ..."
-
-
 def shown(text: object, longest: int = LONGEST_LINE) -> str:
     """Any text as one line of HTML."""
     return html.escape(plain_line(str(text), longest))
@@ -86,7 +74,7 @@ def shown(text: object, longest: int = LONGEST_LINE) -> str:
 def plain_block(text: str) -> str:
     """The end of a longer text with its lines, each unseen character as a replacement mark."""
     kept = text if len(text) <= LONGEST_BLOCK else "... " + text[-LONGEST_BLOCK:]
-    return _UNSEEN.sub("\ufffd", re.sub("\r\n?", "\n", kept))
+    return UNSEEN.sub("\ufffd", re.sub("\r\n?", "\n", kept))
 
 
 def block(text: str) -> str:
@@ -96,8 +84,10 @@ def block(text: str) -> str:
 
 def bullets(lines: Sequence[str]) -> str:
     """A list of any texts; of very many, the first."""
-    more = [f"and {len(lines) - MOST_LINES} more"] * (len(lines) > MOST_LINES)
-    return "<ul>" + "".join(f"<li>{shown(line)}</li>" for line in [*lines[:MOST_LINES], *more]) + "</ul>"
+    kept = list(lines[:MOST_LINES])
+    if len(lines) > MOST_LINES:
+        kept.append(f"and {len(lines) - MOST_LINES} more")
+    return "<ul>" + "".join(f"<li>{shown(line)}</li>" for line in kept) + "</ul>"
 
 
 def table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
@@ -122,7 +112,7 @@ def table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[str]], n
 
 def counted(number: int, what: str) -> str:
     """The number with its noun: 1 point, 2 points."""
-    return f"{number} {what}" + "s" * (number != 1)
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def state(verdict: Verdict) -> str:

@@ -1,7 +1,7 @@
-"""Whose notebook is whose, told by names alone. Needs nothing, reads nothing.
+"""Which learner each notebook belongs to, by names alone. Standard library; reads no file.
 
 The rule. A notebook, or a zip as a whole, belongs to the learner that the FIRST sub-folder names; at the
-top it belongs to the one that its own name tells of:
+top it belongs to the one that its own name gives:
 
   Moodle    "Jane Doe_12345_assignsubmission_file_", alone or before a file's name: "Jane Doe (12345)"
   Canvas    "doejane_12345_67890_name.ipynb", perhaps with _LATE after the name: "doejane (12345)"
@@ -15,7 +15,7 @@ Moodle, Canvas or Gradescope named all that is in it. A zip counts as a folder t
 nothing but an exercise's name, in several of the given paths, is "02_data_parallelism in ana.zip" in each.
 
 The exercise is the one in the notebook's Exercise("..."), else the one that its name, or its innermost
-folder's that tells of one, holds or begins with the two digits of. A learner's folder tells of none.
+folder's that names one, holds or begins with the two digits of. A learner's folder names none.
 """
 
 import hashlib
@@ -42,22 +42,22 @@ _UNSHOWN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # what a terminal or page
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose a notebook or zip is.
+    """The learner of a notebook or zip.
 
     learner  as shown; different learners never look the same
     again    Canvas' number of the resubmission; 0 for the first
-    tells    the names that may tell of the exercise: folders from outside in, then its own
-    place    its path as far as the name that tells of the learner
+    labels   the names that may name the exercise: folders from outside in, then its own
+    place    its path as far as the name that gives the learner
     """
 
     learner: str
     again: int
-    tells: tuple[str, ...]
+    labels: tuple[str, ...]
     place: tuple[str, ...]
 
 
 def owners(places: Sequence[tuple[PurePath, tuple[str, ...]]]) -> list[Owner]:
-    """Whose each place is, in the same order.
+    """The owner of each place, in the same order.
 
     places  the given path that a notebook or zip was found in, and its path there, folders first
     """
@@ -76,18 +76,18 @@ def owners(places: Sequence[tuple[PurePath, tuple[str, ...]]]) -> list[Owner]:
         is_shared = len(roots[name]) > 1 and _COPY.sub("", name).strip("_-. ") in judges.MODULES
         learner = _learner(f"{name} in {root.name}" if is_shared else name)
         first = parts[skip]
-        tells = parts if _platform(first) or ending(first) else parts[:skip] + parts[skip + 1 :]
-        found.append(Owner(learner, again, tells, parts[: skip + 1]))
+        labels = parts if _platform(first) or ending(first) else parts[:skip] + parts[skip + 1 :]
+        found.append(Owner(learner, again, labels, parts[: skip + 1]))
     return found
 
 
 def owner_of_folder(name: str) -> str | None:
-    """The learner that a folder beside those of others tells of; an exercise's tells of none."""
+    """The learner that a folder beside those of others names; an exercise's folder names none."""
     return None if name in judges.MODULES else _learner(_person(name)[0])
 
 
 def _is_wrapped(places: list[tuple[str, ...]]) -> bool:
-    """Whether all is in one folder that tells of nobody, as the module's rule says."""
+    """Whether all is in one folder that names nobody, as the module's rule says."""
     if len({parts[0] for parts in places}) > 1 or any(len(parts) == 1 for parts in places):
         return False
     seconds = {parts[1] for parts in places}
@@ -102,7 +102,7 @@ def _platform(name: str) -> re.Match | None:
 
 
 def _person(first: str) -> tuple[str, int]:
-    """The learner that a first folder or file tells of, and Canvas' number."""
+    """The learner that a first folder or file names, and Canvas' number."""
     if match := _platform(first):
         return f"{match['who']} ({match['id']})", int(match.groupdict().get("again") or 0)
     if not ending(first):
@@ -116,16 +116,16 @@ def _person(first: str) -> tuple[str, int]:
 
 
 def _learner(raw: str) -> str:
-    """The learner as shown; what had to be changed for that gets a mark of its own, so that nobody shares a name."""
+    """The learner as shown; what had to be changed for that gets a mark, so that nobody shares a name."""
     raw = unicodedata.normalize("NFC", raw)
     clean = shown(raw, _LONGEST_LEARNER).strip()
     return clean if clean == raw else f"{clean} ~{_digest(raw)}".strip()
 
 
-def exercise_of(in_cell: str | None, tells: Sequence[str]) -> tuple[str | None, bool]:
-    """The exercise that a notebook's cell or an owner's names tell of, and whether no folder had to."""
-    told = [in_cell if in_cell in judges.MODULES else None, *map(_exercise_in, reversed(tells))]
-    return next(filter(None, told), None), any(told[:2])
+def exercise_of(in_cell: str | None, labels: Sequence[str]) -> tuple[str | None, bool]:
+    """The exercise that a notebook's cell or an owner's labels name, and whether no folder had to."""
+    named = [in_cell if in_cell in judges.MODULES else None, *map(_exercise_in, reversed(labels))]
+    return next(filter(None, named), None), any(named[:2])
 
 
 def _exercise_in(name: str) -> str | None:
@@ -171,7 +171,7 @@ def shown(text: str, most: int = _LONGEST_SHOWN) -> str:
 
 
 def safe_name(learner: str) -> str:
-    """The learner as a file's name; what had to be changed for that gets a mark of its own."""
+    """The learner as a file's name; what had to be changed for that gets a mark."""
     plain = unicodedata.normalize("NFKD", learner).encode("ascii", "ignore").decode().lower()
     slug = re.sub(r"[^a-z0-9._-]+", "-", plain).strip(".-_")[:_LONGEST_SLUG] or "learner"
     is_marked = re.search(r"\.[0-9a-f]{10}$", slug)  # nobody can be called as another's mark

@@ -16,76 +16,21 @@ _EACH_CELL = 100  # what a cell costs of them by itself
 _DEEPEST = 20  # members of members; a chain of thousands is looked up once for each link
 
 _MODULES = (
-    "_ctypes",
-    "_posixsubprocess",
-    "_thread",
-    "_xxsubinterpreters",
-    "builtins",
-    "cffi",
-    "ctypes",
-    "multiprocessing",
-    "pty",
-    "socket",
-    "subprocess",
-    "threading",
-    "unittest.mock",
-)
+    "_ctypes _posixsubprocess _thread _xxsubinterpreters builtins cffi ctypes multiprocessing pty socket "
+    "subprocess threading unittest.mock"
+).split()
 _MEMBERS = (
-    "gc.callbacks",
-    "gc.get_objects",
-    "gc.get_referents",
-    "gc.get_referrers",
-    "get_ipython.events",
-    "importlib.reload",
-    "inspect.currentframe",
-    "inspect.getclosurevars",
-    "inspect.stack",
-    "inspect.trace",
-    "os.fork",
-    "os.forkpty",
-    "os.kill",
-    "os.killpg",
-    "os.popen",
-    "os.system",
-    "signal.setitimer",
-    "signal.signal",
-    "sys._current_frames",
-    "sys._getframe",
-    "sys.addaudithook",
-    "sys.meta_path",
-    "sys.modules",
-    "sys.monitoring",
-    "sys.path_hooks",
-    "sys.setprofile",
-    "sys.settrace",
-)
+    "gc.callbacks gc.get_objects gc.get_referents gc.get_referrers get_ipython.events importlib.reload "
+    "inspect.currentframe inspect.getclosurevars inspect.stack inspect.trace os.fork os.forkpty os.kill os.killpg "
+    "os.popen os.system signal.setitimer signal.signal sys._current_frames sys._getframe sys.addaudithook "
+    "sys.meta_path sys.modules sys.monitoring sys.path_hooks sys.setprofile sys.settrace"
+).split()
 _ATTRIBUTES = (
-    "CodeType",
-    "FunctionType",
-    "LambdaType",
-    "__array_interface__",
-    "__array_struct__",
-    "__builtins__",
-    "__closure__",
-    "__code__",
-    "__globals__",
-    "__subclasses__",
-    "_questions",
-    "ag_frame",
-    "as_strided",
-    "ast_transformers",
-    "cell_contents",
-    "cr_frame",
-    "f_back",
-    "f_builtins",
-    "f_globals",
-    "f_locals",
-    "gi_frame",
-    "input_transformer_manager",
-    "input_transformers_cleanup",
-    "input_transformers_post",
-    "tb_frame",
-)
+    "CodeType FunctionType LambdaType __array_interface__ __array_struct__ __builtins__ __closure__ __code__ "
+    "__globals__ __subclasses__ _questions ag_frame as_strided ast_transformers cell_contents cr_frame f_back "
+    "f_builtins f_globals f_locals gi_frame input_transformer_manager input_transformers_cleanup "
+    "input_transformers_post tb_frame"
+).split()
 _TAUGHT = r"given|probes|Exercise|CheckFailed|Mistake|Question|Target"  # what lessons and exercises import themselves
 _REACHING = re.compile(
     rf"({'|'.join(map(re.escape, (*_MODULES, *_MEMBERS)))}|os\.(?:exec|spawn|posix_spawn)\w+"
@@ -104,8 +49,8 @@ _MAGIC = re.compile(r"^([ \t]*)(?:[%!?].*|[\w.]+\?{1,2}[ \t]*)$|(?<=[^=!<>])=[ \
 def suspicious(cells: list[dict]) -> tuple[str, ...]:
     """What an examiner should look at in a notebook's code, "cell 7 sets numpy.allclose", in order.
 
-    cells    as cells.notebook_of gives them; they count from 1
-    Returns  at most LINES lines of at most LINE_LENGTH characters; the last one tells of more
+    cells    as notebook_cells.notebook_of gives them; the first is cell 1
+    Returns  at most LINES lines of at most LINE_LENGTH characters; the last one says how many more there are
     """
     lines, names, left = {}, {}, _LOOKED_THROUGH
     for number, cell in enumerate(cells, 1):

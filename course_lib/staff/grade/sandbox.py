@@ -1,32 +1,33 @@
-"""The wall around learner code: the command line of bubblewrap, and who may not grade at all. Linux.
+"""A warmed sandbox for learner code: bubblewrap's command line, one run in it, and who may not grade at all. Linux.
 
 Inside there is a read-only system with Python and the course, a private loopback, no home, no environment, no other
-file of this machine. The bank of targets and references is not there, nor is the rest of the grader.
+file of this machine. The targets and references are not there, nor is the rest of the grader. What comes back is
+bounded in size and time, and is treated as hostile.
 """
 
 import contextlib
+import json
 import os
+import select
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from course_lib.errors import CourseError
-from course_lib.staff.grade.sandbox_side.namespaces import SCRATCH
+from course_lib.staff.grade.sandbox_side import SCRATCH
 
 PACKAGE = Path(__file__).resolve().parents[2]
-HIDDEN = ("exercises/judges", "staff")  # answers, and the judge's side
+HIDDEN = ("exercises/judges", "staff")  # the answers, and the judge's side
+SHOWN = ("staff/__init__.py", "staff/grade/__init__.py", "staff/grade/sandbox_side")
 SYSTEM_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-SYSTEM_FILES = (
-    "/etc/hosts",
-    "/etc/nsswitch.conf",
-    "/etc/ld.so.cache",
-    "/etc/alternatives",
-    "/etc/localtime",
-    "/etc/ssl",
-    "/etc/mime.types",
-)
-CPU_FACTS = "/sys/devices/system/cpu"  # the TPU compiler counts cores there
+SYSTEM_FILES = [
+    *(f"/etc/{name}" for name in "hosts nsswitch.conf ld.so.cache alternatives localtime ssl mime.types".split()),
+    "/sys/devices/system/cpu",  # the TPU compiler counts cores there
+]
 ENVIRONMENT = {
     "HOME": SCRATCH,
     "LANG": "C.UTF-8",
@@ -34,7 +35,7 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "MPLBACKEND": "Agg",
     "IPYTHONDIR": f"{SCRATCH}/.ipython",
-    "OPENBLAS_NUM_THREADS": "1",  # NumPy's own threads would not live through a fork
+    "OPENBLAS_NUM_THREADS": "1",  # NumPy's own threads would not survive a fork
     "PIP_NO_INDEX": "1",
     "CUDA_VISIBLE_DEVICES": "-1",
     "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -43,7 +44,7 @@ ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
 }
 REMEDY = "`apt-get install bubblewrap` (Debian, Ubuntu), `dnf install bubblewrap` (Fedora)"
-TRIED = "from course_lib.staff.grade.sandbox_side import namespaces; namespaces.try_out()"
+TRIAL = "from course_lib.staff.grade.sandbox_side import namespaces; namespaces.try_out()"
 # The kernel's settings that can keep user namespaces from ordinary users, and the values that do not: Ubuntu's since
 # 23.10 (ubuntu.com/blog/ubuntu-23-10-restricted-unprivileged-user-namespaces), Debian's own, user_namespaces(7).
 ALLOWING = {
@@ -51,6 +52,139 @@ ALLOWING = {
     "kernel/unprivileged_userns_clone": range(1, 2),
     "user/max_user_namespaces": range(1000, 2**31),
 }
+WARM_SECONDS = 300  # for the imports, on a busy machine
+SLACK_SECONDS = 60  # beyond a job's own limit, which the sandbox keeps itself
+LONGEST_LINE = 80 * 2**20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a submission may take.
+
+    cell_seconds  one cell, or one question's probe
+    seconds       one run of the notebook
+    memory_gib    all its processes together, and each of them
+    processes     processes and threads
+    scratch_mib   all files that it writes, shared memory included
+    file_mib      one file
+    """
+
+    cell_seconds: float = 300.0
+    seconds: float = 1500.0
+    memory_gib: float = 6.0
+    processes: int = 4096
+    scratch_mib: float = 512.0
+    file_mib: float = 256.0
+
+
+class SandboxFailed(Exception):
+    """The sandbox itself ended or fell silent; the next job needs another one."""
+
+
+@dataclass(frozen=True)
+class SandboxRun:
+    """What came back from one run of a submission.
+
+    records  in order, each a dict of the runner's: see sandbox_side.running
+    ending   "limit" that was passed or None, "last" that had begun, "output", and how it ended: "exit", "memory",
+             "failed"
+    """
+
+    records: list[dict] = field(default_factory=list)
+    ending: dict = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the notebook ran to its end."""
+        return {"end": True} in self.records
+
+    @property
+    def stopped_at(self) -> int | str | None:
+        """The cell's place, or the question's name, at which the run ended early."""
+        last = None if self.is_whole else self.ending.get("last")
+        return last if type(last) in (int, str) else None
+
+
+class Sandbox:
+    """A warmed process for one backend, which runs one submission at a time. Close it.
+
+    backend   "tensorflow" or "jax"
+    enclosed  False runs the code as this user, with nothing in between
+    """
+
+    def __init__(self, backend: str, enclosed: bool = True) -> None:
+        self.backend = backend
+        self._errors = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            command(backend, enclosed),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment(backend),
+            start_new_session=True,
+            cwd="/",
+        )
+        self._rest = bytearray()
+        self._warm = False
+
+    def run(self, job: dict) -> SandboxRun:
+        """Run one job, as sandbox_side takes it. Raises SandboxFailed when the sandbox ends or falls silent."""
+        deadline = time.monotonic() + job["seconds"] + SLACK_SECONDS + (0 if self._warm else WARM_SECONDS)
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which the first read says
+            self._process.stdin.write(json.dumps(job).encode() + b"\n")
+            self._process.stdin.flush()
+        records = []
+        while True:
+            for line in self._lines(deadline):
+                kind, _, text = line.partition(b" ")
+                if kind == b"ready":
+                    self._warm = True
+                elif kind == b"R" and (record := _object(text)) is not None:
+                    records.append(record)
+                elif kind == b"E":
+                    ending = _object(text) or {}
+                    if failed := ending.get("failed"):
+                        raise SandboxFailed(str(failed))
+                    return SandboxRun(records, ending)
+
+    def _lines(self, deadline: float) -> list[bytes]:
+        """The lines that end in the next piece of output."""
+        output = self._process.stdout.fileno()
+        ready, _, _ = select.select([output], [], [], max(0.0, deadline - time.monotonic()))
+        piece = os.read(output, 2**20) if ready else b""
+        if not piece or len(self._rest) > LONGEST_LINE:
+            raise SandboxFailed(self._last_words())
+        self._rest += piece
+        if b"\n" not in piece:
+            return []
+        *lines, self._rest = self._rest.split(b"\n")
+        return [bytes(line) for line in lines]
+
+    def _last_words(self) -> str:
+        """The last line that the sandbox wrote before it ended."""
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 2000))
+        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
+        return lines[-1][:300] if lines else "it fell silent"
+
+    def kill(self) -> None:
+        """End the sandbox and all that is in it; a run in another thread raises SandboxFailed."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """End the sandbox, when no run is in it, and close its files."""
+        self.kill()
+        self._process.wait()
+        for file in (self._process.stdin, self._process.stdout, self._errors):
+            with contextlib.suppress(BrokenPipeError):
+                file.close()
+
+
+def _object(text: bytes) -> dict | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def require(enclosed: bool = True) -> None:
@@ -70,12 +204,12 @@ def require(enclosed: bool = True) -> None:
             f"bubblewrap, the sandbox, is not installed: {REMEDY}; without it learner code can read and write all "
             "that you can, which --run-submissions-as-me accepts"
         )
-    tried = subprocess.run(
-        [*_walls(), sys.executable, "-P", "-c", TRIED], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    trial = subprocess.run(
+        [*_bubblewrap(), sys.executable, "-P", "-c", TRIAL], capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
-    if tried.returncode:
-        said = (tried.stderr.strip().splitlines() or ["no message"])[-1]
-        raise CourseError(f"bubblewrap cannot make a sandbox here ({said}): {_what_would_allow_it()}")
+    if trial.returncode:
+        last_line = (trial.stderr.strip().splitlines() or ["no message"])[-1]
+        raise CourseError(f"bubblewrap cannot make a sandbox here ({last_line}): {_what_would_allow_it()}")
 
 
 def _what_would_allow_it() -> str:
@@ -85,36 +219,28 @@ def _what_would_allow_it() -> str:
                 return (
                     f"`sudo sysctl -w {name.replace('/', '.')}={allowing[0]}` lets ordinary users make user namespaces"
                 )
-    return "ordinary users must be allowed to make user namespaces, and more within them; a container's own rules may forbid it"
+    return (
+        "ordinary users must be allowed to make user namespaces, and more within them; a container's own rules may "
+        "forbid it"
+    )
 
 
 def command(backend: str, enclosed: bool) -> list[str]:
-    """The warmed process of grade.inside, behind the wall or, not enclosed, in front of it.
+    """The warmed process of sandbox_side, in bubblewrap or, not enclosed, without it.
 
     backend  Keras' and the course's: "tensorflow" or "jax"
     """
-    program = [
-        sys.executable,
-        "-P",
-        "-m",
-        "course_lib.staff.grade.sandbox_side",
-        backend,
-        "enclosed" if enclosed else "open",
-    ]
-    return [*_walls(backend), *program] if enclosed else program
+    program = [sys.executable, "-P", "-m", "course_lib.staff.grade.sandbox_side", backend]
+    return [*_bubblewrap(backend), *program, "enclosed"] if enclosed else [*program, "open"]
 
 
 def environment(backend: str) -> dict[str, str]:
-    """What the warmed process reads of its surroundings; the examiner's own variables stay out."""
-    found = {
-        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-        "PYTHONPATH": str(PACKAGE.parent),
-        "KERAS_BACKEND": backend,
-    }
-    return {**ENVIRONMENT, **found}
+    """The warmed process' whole environment; the examiner's own variables stay out."""
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    return {**ENVIRONMENT, "PATH": path, "PYTHONPATH": str(PACKAGE.parent), "KERAS_BACKEND": backend}
 
 
-def _walls(backend: str = "tensorflow") -> list[str]:
+def _bubblewrap(backend: str = "tensorflow") -> list[str]:
     words = "bwrap --unshare-all --die-with-parent --new-session --cap-drop ALL --clearenv --hostname sandbox".split()
     words += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--dir", SCRATCH, "--dir", "/etc"]
     for name in SYSTEM_LINKS:
@@ -122,14 +248,13 @@ def _walls(backend: str = "tensorflow") -> list[str]:
             words += ["--symlink", os.readlink(link), str(link)]
         elif link.is_dir():
             words += ["--ro-bind", str(link), str(link)]
-    for path in ("/usr", *SYSTEM_FILES, CPU_FACTS):
+    for path in ("/usr", *SYSTEM_FILES):
         words += ["--ro-bind-try", path, path]
-    for path in _python_folders():
+    for path in (*_python_folders(), str(PACKAGE)):
         words += ["--ro-bind", path, path]
-    words += ["--ro-bind", str(PACKAGE), str(PACKAGE)]
     for name in HIDDEN:
         words += ["--tmpfs", str(PACKAGE / name)]
-    for name in ("staff/__init__.py", "staff/grade/__init__.py", "staff/grade/sandbox_side"):
+    for name in SHOWN:
         words += ["--ro-bind", str(PACKAGE / name), str(PACKAGE / name)]
     for name in HIDDEN:
         words += ["--remount-ro", str(PACKAGE / name)]

@@ -1,6 +1,6 @@
 """Find and read the notebooks in folders, zips and single files. Needs nothing; writes nothing, follows no link.
 
-whose.py tells whose each is. A zip in a folder or zip is its learner's and counts as a folder; one inside that
+owners.py finds the learner of each. A zip in a folder or zip is its learner's and counts as a folder; one inside that
 is not opened. Hidden files and __MACOSX are not looked at.
 
 Of several notebooks of one learner and exercise the newest by Canvas' number counts ("name-2"), else the last
@@ -43,7 +43,7 @@ _ARCHIVES_OPEN, _MOST_NAMED = 16, 5
 class Submission:
     """One learner's notebook of one exercise, as it was handed in.
 
-    exercise  one of the course's; None, with a problem, when nothing tells
+    exercise  one of the course's; None, with a problem, when nothing says which
     name      for files: unique, always the same for the learner and exercise
     file      the notebook as the examiner knows it, "week3.zip: ana/02.ipynb"
     content   its bytes; empty when they could not be read
@@ -62,7 +62,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class _Item:
-    """A notebook, zip or, to be named only, another file: its path in the given one that it was found in, and what opens it."""
+    """A notebook, zip or, only to be named, another file: its path below the given one, and what opens it."""
 
     root: Path  # a notebook's folder if it was given itself
     parts: tuple[str, ...]
@@ -85,10 +85,10 @@ def find(paths: list[Path]) -> list[Submission]:
     """
     learners, found, left = defaultdict(list), [], TOTAL_BYTES
     items, others = _items(paths)
-    whose = owners([(item.root, item.parts) for item in items])
-    for item, owner in zip(items, whose):
+    owned = owners([(item.root, item.parts) for item in items])
+    for item, owner in zip(items, owned):
         learners[owner.learner].append((item, owner))
-    for learner, files in _without_notebook(items, whose, others).items():
+    for learner, files in _without_notebook(items, owned, others).items():
         if learner not in learners:
             problem = f"there is no notebook (.ipynb) from {learner}, only {_listed(files, ', ')}"
             found.append(Submission(learner, None, f"{safe_name(learner)}--unknown", files[0], b"", (), problem))
@@ -102,9 +102,9 @@ def find(paths: list[Path]) -> list[Submission]:
     return sorted(found, key=lambda submission: (natural(submission.learner), submission.learner))
 
 
-def _without_notebook(items: list[_Item], whose: list[Owner], others: list[_Item]) -> dict[str, list[str]]:
-    """The files of folders that stand beside those of learners and hold no notebook, by whom such a folder tells of."""
-    known = {(item.root, owner.place) for item, owner in zip(items, whose) if len(item.parts) > len(owner.place)}
+def _without_notebook(items: list[_Item], owned: list[Owner], others: list[_Item]) -> dict[str, list[str]]:
+    """The files of folders beside those of learners that hold no notebook, by the learner that each folder names."""
+    known = {(item.root, owner.place) for item, owner in zip(items, owned) if len(item.parts) > len(owner.place)}
     levels, found = {(root, place[:-1]) for root, place in known}, defaultdict(list)
     for item in others:
         for root, level in levels:
@@ -176,7 +176,7 @@ def _file_item(root: Path, parts: tuple[str, ...]) -> _Item:
 
 
 def _given_zip(path: Path, archive: Callable[[Path], zipfile.ZipFile], alone: bool) -> Iterator[_Item]:
-    """What is in it; a zip that cannot be read is a learner's among others, and a mistake in the call when it is alone."""
+    """What is in it. A zip that cannot be read is a mistake in the call when it is alone, else a learner's problem."""
     whole = replace(_file_item(path.parent, (path.name,)), root=path)
     try:
         yield from _zip_items(functools.partial(archive, path), replace(whole, parts=()))
@@ -224,19 +224,19 @@ def _contents(items: list[tuple[_Item, Owner]], budget: int) -> Iterator[tuple[t
         for item in _opened(outer) if ending(outer.parts[-1]) == ".zip" else [outer]:
             if budget <= 0 and not item.problem:
                 item = replace(item, problem="was not read: what was read before it fills the memory set aside for it")
-            rank, read = _read(item, owner, owner.tells + item.parts[len(outer.parts) :])
+            rank, read = _read(item, owner, owner.labels + item.parts[len(outer.parts) :])
             budget -= len(read.content)
             yield rank, read
 
 
-def _read(item: _Item, owner: Owner, tells: tuple[str, ...]) -> tuple[tuple, Submission]:
+def _read(item: _Item, owner: Owner, labels: tuple[str, ...]) -> tuple[tuple, Submission]:
     content, name, problem = b"", None, ""
     try:
         content = _bounded(item, NOTEBOOK_BYTES)
         name = exercise_name(notebook_of(content, item.file)["cells"])
     except CourseError as error:
         problem = str(error).removeprefix(item.file).strip()
-    exercise, by_itself = exercise_of(name, tells)
+    exercise, by_itself = exercise_of(name, labels)
     if not exercise and not problem:
         problem = "does not tell which exercise it is: its set-up cell and its name hold none of this course"
     rank = not problem, by_itself, owner.again, [natural(part) for part in item.parts]

@@ -56,7 +56,12 @@ def figures(results: Iterable[Result]) -> dict[str, object]:
             if question["unrecognised"] >= max(GAP_COUNT, GAP_SHARE * sum(question[kind] for kind in STATES))
         ],
         "look_at": [
-            {**_whose(result), "exercise": result.exercise, "problem": result.problem, "review": list(result.review)}
+            {
+                **_learner_and_file(result),
+                "exercise": result.exercise,
+                "problem": result.problem,
+                "review": list(result.review),
+            }
             for result in ordered
             if result.problem or result.review
         ],
@@ -107,14 +112,14 @@ def _identical(results: Sequence[Result]) -> list[dict[str, object]]:
     return [
         {
             "sha256": sha256,
-            "notebooks": [{**_whose(result), "points": result.points, "of": result.of} for result in theirs],
+            "notebooks": [{**_learner_and_file(result), "points": result.points, "of": result.of} for result in theirs],
         }
         for sha256, theirs in same.items()
         if sha256 not in ("", _OF_NOTHING) and len({result.learner for result in theirs}) > 1
     ]
 
 
-def _whose(result: Result) -> dict[str, str]:
+def _learner_and_file(result: Result) -> dict[str, str]:
     return {"learner": result.learner, "file": result.file}
 
 
@@ -125,7 +130,7 @@ def _mean(points: Sequence[int]) -> float | None:
 def as_html(found: dict) -> str:
     """The page of what figures gives."""
     counts = [f"{found[name]:,} {name if found[name] != 1 else name[:-1]}" for name in ("submissions", "learners")]
-    lead = f"{' of '.join(counts)}. {found['problems']:,} could not be graded, {len(found['look_at']):,} want a look."
+    lead = f"{' of '.join(counts)}. {found['problems']:,} could not be graded, {len(found['look_at']):,} need a look."
     parts = [_exercise_part(exercise) for exercise in found["exercises"]]
     parts += [_mistakes_part(found["mistakes"]), _gaps_part(found["bank_gaps"])]
     parts += [_look_part(found["look_at"]), _identical_part(found["identical"])]

@@ -76,7 +76,8 @@ class Book:
     seconds: float
 
     def __str__(self) -> str:
-        return f"{self.page}: {self.pages} pages, {self.size_bytes / 1e6:.1f} MB, in {self.seconds:.0f} s; open it in a browser"
+        size = f"{self.size_bytes / 1e6:.1f} MB"
+        return f"{self.page}: {self.pages} pages, {size}, in {self.seconds:.0f} s; open it in a browser"
 
 
 def build(checkout: Path, out: Path) -> Book:

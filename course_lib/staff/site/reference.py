@@ -60,7 +60,11 @@ def module_page(module: Module, lessons: list[str]) -> str:
     """
     links = ", ".join(f":doc:`{lesson[:2]} </notebooks/{lesson}>`" for lesson in lessons)
     lines = [*_heading(module.name), f".. py:module:: {module.name}", ""]
-    lines += [*_text(ast.get_docstring(module.tree)), f"Imported by lesson{'s' * (len(lessons) > 1)} {links}.", ""]
+    lines += [
+        *_text(ast.get_docstring(module.tree)),
+        f"Imported by {'lesson' if len(lessons) == 1 else 'lessons'} {links}.",
+        "",
+    ]
     for node in _public(module):
         lines += _definition(node)
     return "\n".join(lines) + "\n"

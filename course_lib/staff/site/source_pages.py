@@ -20,7 +20,7 @@ _MODULE = re.compile(r"\]\((?:\.\./)?course_lib/([\w/]+?)(?:/__init__)?\.py\)")
 _EMPTY_HEADER = re.compile(r"<th[^>]*></th>")
 _TABLE = re.compile(r"<table>(.*?)</table>", re.DOTALL)
 
-# An output's twins that no page can show: a verdict for programs, and a widget, which needs a kernel.
+# Forms of an output that no page can show: a verdict for programs, and a widget, which needs a kernel.
 _FOR_PROGRAMS = ("application/vnd.course.", "application/vnd.jupyter.widget-")
 
 _CONTENTS = """
@@ -42,7 +42,7 @@ CONTENTS = (
 
 
 def stage(checkout: Path, source: Path) -> None:
-    """Write index.md, the help, notebooks/ and exercises/ of the site's sources. Raises CourseError for what is no notebook."""
+    """Write index.md, the help, notebooks/ and exercises/ of the site's sources. Raises as read_notebook does."""
     for folder in ("notebooks", "exercises"):
         (source / folder).mkdir(parents=True)
         for path in sorted((checkout / folder).glob("*.ipynb")):

@@ -1,7 +1,7 @@
 """The sandbox's one lasting process: warmed by its imports, without threads, it forks a child per submission.
 
-`python -m course_lib.staff.grade.sandbox_side BACKEND enclosed|open`; jobs come in as lines of JSON, and what each child tells
-goes out as lines: "R " and a record, then "E " and how it ended. Here alone the clock of a submission is kept.
+`python -m course_lib.staff.grade.sandbox_side BACKEND enclosed|open`; jobs come in as lines of JSON, what comes from
+each child goes out as lines: "R " and a record, then "E " and how it ended. Only this process times a submission.
 """
 
 import gc
@@ -30,7 +30,7 @@ WATCH_SECONDS = 0.1  # between two looks at memory
 
 def main() -> None:
     backend, enclosed = sys.argv[1], sys.argv[2] == "enclosed"
-    jobs, told = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    jobs, out = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     _warm(backend)
     from course_lib.staff.grade.sandbox_side.guard import take_snapshot
     from course_lib.staff.grade.sandbox_side.running import run
@@ -38,9 +38,9 @@ def main() -> None:
     shell, guard = _shell(), list(take_snapshot())
     gc.collect()
     gc.freeze()  # a collection in a child would touch, and so copy, all that the imports made
-    _say(told, "ready", {})
+    _say(out, "ready", {})
     for line in jobs:
-        _serve(json.loads(line), told, lambda job, records: run(job, records, guard, shell), enclosed)
+        _serve(json.loads(line), out, lambda job, records: run(job, records, guard, shell), enclosed)
 
 
 def _warm(backend: str) -> None:
@@ -63,13 +63,11 @@ def _shell():
     settings = Config()
     settings.HistoryManager.enabled = False
     settings.InteractiveShell.colors = "NoColor"
-    settings.InteractiveShell.xmode = (
-        "Minimal"  # the line is told anyway, and a long traceback takes a tenth of a second
-    )
+    settings.InteractiveShell.xmode = "Minimal"  # one line is enough, and a long traceback takes a tenth of a second
     return InteractiveShell.instance(config=settings)
 
 
-def _serve(job: dict, told, run, enclosed: bool) -> None:
+def _serve(job: dict, out, run, enclosed: bool) -> None:
     scratch = None if enclosed else tempfile.TemporaryDirectory(prefix="course-grade-", ignore_cleanup_errors=True)
     records, theirs = socket.socketpair()
     output, their_output = os.pipe()
@@ -89,7 +87,7 @@ def _serve(job: dict, told, run, enclosed: bool) -> None:
     theirs.close()
     key = secrets.token_hex(KEY_BYTES // 2).encode()  # made after the fork: no frame that the child has may hold it
     records.sendall(key)
-    ending = _follow(job, records, output, child, key, told)
+    ending = _follow(job, records, output, child, key, out)
     os.waitpid(child, 0)
     ending |= _status(status)
     records.close()
@@ -97,7 +95,7 @@ def _serve(job: dict, told, run, enclosed: bool) -> None:
         os.close(end)
     if scratch:
         scratch.cleanup()
-    _say(told, "E", ending)
+    _say(out, "E", ending)
 
 
 def _become_first(job: dict, ends: tuple[int, ...], run, enclosed: bool) -> None:
@@ -154,7 +152,7 @@ def _ended() -> tuple[int, int]:
     return os.waitpid(-1, os.WNOHANG)
 
 
-def _follow(job: dict, records: socket.socket, output: int, child: int, key: bytes, told) -> dict:
+def _follow(job: dict, records: socket.socket, output: int, child: int, key: bytes, out) -> dict:
     """Pass genuine records on until the submission's last process is gone; kill it when a limit is passed."""
     began = time.monotonic()
     deadlines = {"in all": began + job["seconds"], "a cell": began + job["seconds"]}
@@ -175,14 +173,14 @@ def _follow(job: dict, records: socket.socket, output: int, child: int, key: byt
                     tail = (tail + piece)[-OUTPUT_KEPT_BYTES:]
                 elif not limit:
                     for record in genuine.take(piece):
-                        _pass_on(record, ending, deadlines, job, told)
+                        _pass_on(record, ending, deadlines, job, out)
     return {**ending, "output": tail.decode("utf-8", "replace")}
 
 
-def _pass_on(record: bytes, ending: dict, deadlines: dict, job: dict, told) -> None:
-    """Tell a record outside; one that says what begins starts its time."""
-    told.write(b"R " + record + b"\n")
-    told.flush()
+def _pass_on(record: bytes, ending: dict, deadlines: dict, job: dict, out) -> None:
+    """Pass a record out; one that says what begins starts its time."""
+    out.write(b"R " + record + b"\n")
+    out.flush()
     if record.startswith(b'{"begins": '):
         ending["last"] = json.loads(record)["begins"]
         deadlines["a cell"] = time.monotonic() + job["cell_seconds"] + GRACE_SECONDS
@@ -196,14 +194,14 @@ def _read(descriptor: int) -> bytes:
 
 
 def _status(end: int) -> dict:
-    """How it ended, as the process that met it first tells; nothing when all were killed."""
+    """How it ended, as its parent process reports; nothing when all were killed."""
     with os.fdopen(os.dup(end), "rb") as file:
         return json.loads(file.readline() or b"{}")
 
 
-def _say(told, kind: str, what: dict) -> None:
-    told.write(f"{kind} {json.dumps(what)}\n".encode())
-    told.flush()
+def _say(out, kind: str, what: dict) -> None:
+    out.write(f"{kind} {json.dumps(what)}\n".encode())
+    out.flush()
 
 
 if __name__ == "__main__":

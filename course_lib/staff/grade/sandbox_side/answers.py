@@ -1,7 +1,7 @@
 """The form in which answers leave the sandbox: one line of JSON, arrays as bytes with a shape. Needs NumPy.
 
 `pack` runs beside the learner's code and must not call any of it, so it takes the
-plain values of asking.plain alone; `unpack` runs outside and trusts nothing.
+plain values of ask.plain alone; `unpack` runs outside and trusts nothing.
 """
 
 import base64
@@ -82,5 +82,5 @@ def _array(dtype: str, shape: list[int], content: str) -> np.ndarray:
         raise ValueError("an array of another shape")
     flat = base64.b64decode(content, validate=True)
     if len(flat) != math.prod(shape) * kind.itemsize:
-        raise ValueError("an array whose bytes are not its shape's")
+        raise ValueError("an array with more or fewer bytes than its shape")
     return np.frombuffer(flat, kind).reshape(shape).copy()

@@ -24,9 +24,10 @@ REFUSED_EXIT = 97
 KEY_BYTES = 32
 # What no lesson needs, and what leads to the hook or lets frames be watched from outside.
 REFUSED = frozenset(
-    "sys.addaudithook gc.get_objects gc.get_referrers gc.get_referents sys._current_frames sys._current_exceptions sys.settrace "
-    "sys.setprofile sys.monitoring.register_callback ctypes.dlopen ctypes.dlsym ctypes.dlsym/handle ctypes.addressof "
-    "ctypes.cdata ctypes.cdata/buffer ctypes.call_function ctypes.string_at ctypes.wstring_at ctypes.PyObj_FromPtr".split()
+    "sys.addaudithook gc.get_objects gc.get_referrers gc.get_referents sys._current_frames sys._current_exceptions "
+    "sys.settrace sys.setprofile sys.monitoring.register_callback ctypes.dlopen ctypes.dlsym ctypes.dlsym/handle "
+    "ctypes.addressof ctypes.cdata ctypes.cdata/buffer ctypes.call_function ctypes.string_at ctypes.wstring_at "
+    "ctypes.PyObj_FromPtr".split()
 )
 _CODE = ("__code__", "__defaults__", "__kwdefaults__", "__bases__")
 
@@ -35,7 +36,7 @@ def open_channel(descriptor: int, base: FrameType, guard: list[Callable], questi
     """Install the hook, for good.
 
     From here on `sys.audit(RECORD)` in the runner sends its local variable `record`, and `sys.audit(LOOK)`, from
-    anywhere, tells when something that probes rely on has been replaced.
+    anywhere, reports when something that probes rely on has been replaced.
 
     descriptor  a socket's; the key that seals every line is read from it, so that no other frame holds it
     base        the runner's frame, in whose module every frame above it must lie too
@@ -82,21 +83,21 @@ def open_channel(descriptor: int, base: FrameType, guard: list[Callable], questi
             send({"changed": name})
 
     def record() -> None:
-        """Send what the runner tells, if every frame between here and the base is of the runner's own code."""
+        """Send the runner's record, if every frame between here and the base is of the runner's own code."""
         top = frame = frame_of(3)
         while frame is not base:
             if frame is None or frame.f_globals is not genuine or frame.f_code not in ours:
                 refuse("the grader's own functions")
             frame = frame.f_back
-        told = top.f_locals["record"]
-        if "answers" in told:
+        sent = top.f_locals["record"]
+        if "answers" in sent:
             is_asked = top.f_code is asks and top.f_back is base
             if not is_asked or not any_(question is top.f_locals["question"] for question in questions):
                 refuse("the grader's own questions")
-            earns = not told["stopped"]  # else there is nothing to be gained
-            told = {**told, "changed": earns and (disturbed() or changed()), "threads": running() - threads}
+            earns = not sent["stopped"]  # else there is nothing to be gained
+            sent = {**sent, "changed": earns and (disturbed() or changed()), "threads": running() - threads}
             switch(switch_seconds)
-        send(told)
+        send(sent)
 
     def react(event: str) -> None:
         before = mask(block, every_signal)

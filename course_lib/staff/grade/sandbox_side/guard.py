@@ -19,7 +19,8 @@ _EXEMPT = ("tensorflow.python.training.coordinator.Coordinator.wait_for_stop",)
 _QUIET = ("__annotations__", "__annotations_cache__", "__annotate__")  # a class makes them when it is asked
 # Parts of those that no probe comes to, and half of all names: to look at a name copies its memory in every child.
 APART = frozenset(
-    "compat lite mlir _mlir_libs mosaic pallas _api debug feature_column tpu autograph export saved_model triton".split()
+    "compat lite mlir _mlir_libs mosaic pallas _api debug feature_column tpu autograph export saved_model "
+    "triton".split()
 )
 
 
@@ -35,14 +36,14 @@ def is_relied_on(module_name: object) -> bool:
 def take_snapshot() -> tuple[Callable[[], str], Callable[[object], bool]]:
     """Remember every function, class and class attribute of the packages loaded now.
 
-    Returns  changed(near=False) -> the name of one of them that has been replaced since, or "", in some 30 ms; near looks
-             at what probes read state with alone, in 3 ms; knows(value) -> whether the value is one of them. Both hold by
-             themselves all that they use, so that replacing a built-in function does not mislead them.
+    Returns  changed(near=False) -> the name of one of them that has been replaced since, or "", in some 30 ms; near
+             looks only at what probes read state with, in 3 ms; knows(value) -> whether the value is one of them. Both
+             hold everything that they use, so that replacing a built-in function does not mislead them.
     """
     tables, classes, cells = [], {}, []
     for name, module in sorted(sys.modules.items()):
         if isinstance(module, ModuleType) and is_relied_on(name):
-            everything = name.split(".")[0] == "course_lib"  # no module of ours changes a name of its own
+            everything = name.split(".")[0] == "course_lib"  # no module of ours changes its own names
             tables.append(_table(name, vars(module), _is_anything if everything else callable))
     for *_, values in tables:
         classes |= {id(value): value for value in values if isinstance(value, type) and is_relied_on(value.__module__)}
@@ -63,7 +64,7 @@ def take_snapshot() -> tuple[Callable[[], str], Callable[[object], bool]]:
             get = now.get
             if not every(pairs(same, pairs(get, keys), values)):
                 return next_(f"{name}.{key}" for key, value in zip_(keys, values) if get(key) is not value)
-            # A module may gain names, but none that hides a built-in; a class no behaviour, but for jaxlib's own, which grow.
+            # A module may gain names, but none that hides a built-in; a class no behaviour. jaxlib's own classes grow.
             if size(now) != sizes[place] and name[:7] != "jaxlib.":
                 for key in set_(now).difference(keys):
                     if (key in built_in or place >= ours) and counts(now[key]) and key not in quiet:
@@ -91,13 +92,7 @@ def _table(name: str, now: Mapping[str, object], counts: Callable[[object], bool
 
 
 def _is_near(table: str) -> bool:
-    if table.split(".")[0] in ("course_lib", "builtins") or table in (
-        "numpy",
-        "tensorflow",
-        "keras",
-        "jax",
-        "jax.numpy",
-    ):
+    if table.split(".")[0] in ("course_lib", "builtins") or table in "numpy tensorflow keras jax jax.numpy".split():
         return True
     return table.endswith(("Tensor", "Variable", "Array", "ArrayImpl"))
 

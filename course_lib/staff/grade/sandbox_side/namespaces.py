@@ -1,6 +1,6 @@
 """A submission's own world inside the sandbox: namespaces, limits, a scratch folder. Standard library, Linux.
 
-The sandbox's wall is bubblewrap's. These namespaces keep the submissions that pass
+bubblewrap makes the sandbox. These namespaces keep the submissions that pass
 through one sandbox apart: processes, network, files and shared memory end with the first
 process of each.
 
@@ -19,7 +19,8 @@ import struct
 import sys
 from collections.abc import Iterable, Mapping
 
-SCRATCH = "/scratch"
+from course_lib.staff.grade.sandbox_side import SCRATCH
+
 GIB, MIB = 2**30, 2**20
 
 _NEW = {"mount": 0x20000, "ipc": 0x8000000, "user": 0x10000000, "process": 0x20000000, "network": 0x40000000}
@@ -121,7 +122,7 @@ def furnish(scratch_bytes: int, kept: Iterable[str] = ()) -> None:
 
 
 def try_out() -> None:
-    """Make and furnish namespaces as every submission gets them; exit with 1 and the kernel's words where it refuses."""
+    """Make and furnish a submission's namespaces; exit with 1 and the kernel's words where it refuses."""
     enter_new()
     if child := os.fork():
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -140,7 +141,7 @@ def limit(limits: Mapping[str, float]) -> None:
     """Bound what each process may take. limits: "memory_gib", "processes", "file_mib"."""
     memory, file = int(limits["memory_gib"] * GIB), int(limits["file_mib"] * MIB)
     wanted = {
-        resource.RLIMIT_DATA: memory,  # what can be written; address space alone costs nothing, and TensorFlow takes much
+        resource.RLIMIT_DATA: memory,  # what can be written; TensorFlow takes much address space, which costs nothing
         resource.RLIMIT_FSIZE: file,
         resource.RLIMIT_NPROC: int(limits["processes"]),
         resource.RLIMIT_NOFILE: 4096,
@@ -159,7 +160,7 @@ def hide_memory() -> None:
 
 
 def own_bytes() -> int:
-    """Memory that all processes of this namespace hold, beyond what they share and what forks of this one began with."""
+    """Bytes that this namespace's processes hold, beyond what they share and what forks of this one began with."""
     total, page = 0, resource.getpagesize()
     begun_with, call = _private_pages("self"), _read("self", "cmdline")
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -201,7 +202,7 @@ def _filter_calls() -> None:
     """Refuse the calls above, and every clone into a new namespace; clone3 is answered as an old kernel would."""
     machine = platform.machine()
     if machine not in _MACHINES:
-        return  # bubblewrap's wall and the namespaces stand without it
+        return  # bubblewrap and the namespaces protect without it
     clone, clone3 = _CLONE[machine]
     load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
     program = [(load, 0, 0, 4), (equal, 1, 0, _ARCHITECTURE[machine]), (give, 0, 0, _KILL), (load, 0, 0, 0)]

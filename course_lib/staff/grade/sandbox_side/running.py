@@ -1,7 +1,7 @@
-"""Run a notebook's cells and its questions' probes in this process, and tell of each at once. Needs IPython and NumPy.
+"""Run a notebook's cells and its questions' probes in this process, and report each at once. Needs IPython and NumPy.
 
 A probe runs right after the cell that answers its question, so a later crash keeps
-earlier points. Nothing here knows a target, and what is told is judged elsewhere. Import
+earlier points. Nothing here knows a target, and what it reports is judged elsewhere. Import
 it when all that submissions import is loaded: classes that come later are the learner's.
 """
 
@@ -26,7 +26,7 @@ KNOWN_CLASSES = frozenset(
 
 
 class TimeUp(BaseException):
-    """A cell's time is over; no `except Exception` of the cell's own takes it for an error of its."""
+    """A cell's time is over; no `except Exception` of the cell's own takes it for its own error."""
 
 
 def questions_of(job: dict) -> tuple[tuple, ...]:
@@ -89,7 +89,7 @@ def _tell_end() -> None:
 
 
 def _look(question: tuple, shell, seconds: float) -> bool:
-    """Probe one question and tell its answers; whether the learner's code got as far as one."""
+    """Probe one question and report its answers; whether the learner's code got as far as one."""
     name, asks_for, probe, seed = question
     _tell_beginning(name)
     answers = _within(seconds, lambda: ask(probe, asks_for, shell.user_ns, seed, look=_look_around))

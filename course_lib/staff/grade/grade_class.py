@@ -1,4 +1,4 @@
-"""One call of `course grade`: find submissions, grade what has no result yet, write marks, feedback and a summary.
+"""`course grade`: find submissions, grade those without a result, write marks, feedback and a summary.
 
 Needs bubblewrap, Linux and the frameworks. Stopped at any moment, the same call goes on where it was.
 """
@@ -10,64 +10,60 @@ import json
 import os
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 
 from course_lib import devices
 from course_lib.errors import CourseError
-from course_lib.staff.grade import (
-    exports,
-    feedback,
-    grade_slurm,
-    marking,
-    results,
-    results_csv,
-    sandbox,
-    sandbox_pool,
-    submissions,
-    summary,
-)
+from course_lib.lessons import LESSONS
+from course_lib.staff.grade import exports, feedback, grade_slurm, results, sandbox, submissions, summary
+from course_lib.staff.grade.grade_one import judge_submission, run_submission
 from course_lib.staff.grade.html_page import counted
-from course_lib.staff.grade.limits import Limits
 from course_lib.staff.grade.results import Result
+from course_lib.staff.grade.sandbox import Limits, Sandbox, SandboxFailed, SandboxRun
 from course_lib.staff.grade.submissions import Submission
 
 REPLICAS = 4  # of the exercises; known mistakes are tried on as many, outside the sandbox
 SECRET_BYTES = 32
+TRIES = 2  # of one run in a sandbox that fails
 MARKS_DEPEND_ON = (
     "exercises/*.py",
     "staff/grade/sandbox_side/*.py",
-    "staff/grade/marking.py",
+    "staff/grade/grade_one.py",
     "staff/grade/sandbox.py",
 )
 
 
-def grade(arguments: argparse.Namespace) -> int:
-    """Do what the arguments of command.py ask for; return the exit code."""
+def grade_class(arguments: argparse.Namespace) -> int:
+    """Do what the arguments of grade_command.py ask for; return the exit code."""
     if arguments.slurm:
         return _through_slurm(arguments)
     enclosed = not arguments.run_submissions_as_me
     sandbox.require(enclosed)
-    out, limits = arguments.out, _limits(arguments)
+    out, limits = arguments.out, Limits(arguments.cell_seconds, arguments.seconds, arguments.memory_gib)
     _require_beside(out, arguments.path)
     stored = _folder(out / "submissions")
     secret = _secret(arguments)
     graded_by = _graded_by(secret, limits)
-    found = submissions.find(arguments.path)
-    mine = _share(found, arguments.share)
+    mine = _share(submissions.find(arguments.path), arguments.share)
     done = {one.name: result for one in mine if (result := _known(stored, one, graded_by))}
+    learners = counted(len({one.learner for one in mine}), "learner")
     known = "all" if len(done) == len(mine) else len(done)
-    _say(
-        arguments,
-        f"{counted(len(mine), 'submission')} of {counted(len({one.learner for one in mine}), 'learner')}; {known} graded already",
-    )
+    _say(arguments, f"{counted(len(mine), 'submission')} of {learners}; {known} graded already")
+    waiting = [one for one in mine if one.name not in done]
+    began = time.monotonic()
     try:
-        for one, result, left in _graded(
-            [one for one in mine if one.name not in done], secret, limits, graded_by, arguments.jobs, enclosed
+        for count, (one, result) in enumerate(
+            grade_all(waiting, secret, limits, graded_by, arguments.jobs, enclosed), 1
         ):
             results.write(stored, one.name, result)
             done[one.name] = result
+            seconds = (time.monotonic() - began) / count * (len(waiting) - count)
+            left = f"; about {max(1, round(seconds / 60))} min left" if count < len(waiting) else ""
             _say(arguments, f"[{len(done)}/{len(mine)}] {_line(result)}{left}")
     except KeyboardInterrupt:
         print(
@@ -80,23 +76,92 @@ def grade(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _graded(
-    waiting: list[Submission], secret: bytes, limits: Limits, graded_by: str, desks: int, enclosed: bool
-) -> Iterator[tuple[Submission, Result, str]]:
-    """Each submission with its result as it is done, and the time left in words."""
+def grade_all(
+    waiting: list[Submission], secret: bytes, limits: Limits, graded_by: str, jobs: int, enclosed: bool
+) -> Iterator[tuple[Submission, Result]]:
+    """Grade submissions: threads run them in sandboxes, this thread judges, since judging may run frameworks.
+
+    jobs      submissions that run at a time
+    enclosed  False runs learner code as this user
+    Yields    each submission with its result, as it is done
+    Raises    CourseError when a sandbox fails again and again; every sandbox ends with the generator
+    """
     if not waiting:
         return
     devices.simulate(REPLICAS)
-    waiting = sorted(waiting, key=lambda one: sandbox_pool.backend_of(one.exercise))  # a sandbox has one backend
-    work = [(sandbox_pool.backend_of(one.exercise), marking.grading(one, secret, limits, graded_by)) for one in waiting]
-    began = time.monotonic()
-    for count, (number, result) in enumerate(sandbox_pool.grade_all(work, desks, enclosed), 1):
-        seconds = (time.monotonic() - began) / count * (len(waiting) - count)
-        yield waiting[number], result, f"; about {max(1, round(seconds / 60))} min left" if count < len(waiting) else ""
+    with SandboxPool(enclosed) as pool, ThreadPoolExecutor(jobs) as threads:
+        try:
+            futures = {
+                threads.submit(run_submission, one, partial(pool.run, backend_of(one.exercise)), secret, limits): one
+                for one in sorted(waiting, key=lambda one: backend_of(one.exercise))  # a sandbox has one backend
+            }
+            for future in as_completed(futures):
+                one = futures.pop(future)
+                yield one, judge_submission(one, future.result(), secret, limits, graded_by)
+        finally:
+            pool.kill()
+            threads.shutdown(cancel_futures=True)
+
+
+def backend_of(exercise: str | None) -> str:
+    """Keras' backend for an exercise, which its set-up cell picks too."""
+    return LESSONS[exercise].framework if exercise else "tensorflow"
+
+
+class SandboxPool:
+    """Warmed sandboxes, one for each thread that runs jobs: a sandbox pays TensorFlow's import once. Close it.
+
+    enclosed  False runs learner code as this user
+    """
+
+    def __init__(self, enclosed: bool) -> None:
+        self._enclosed, self._sandboxes = enclosed, {}  # by thread
+        self._is_over, self._lock = False, threading.Lock()
+
+    def __enter__(self) -> "SandboxPool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._sandboxes.values():
+            one.close()
+
+    def run(self, backend: str, job: dict) -> SandboxRun:
+        """Run one job; a sandbox that fails is replaced, and the job runs again. Raises CourseError after TRIES."""
+        for _ in range(TRIES):
+            try:
+                return self._mine(backend).run(job)
+            except SandboxFailed as error:
+                failed = error
+                self._drop()
+        raise CourseError(f"the sandbox failed {TRIES} times in a row: {failed}")
+
+    def kill(self) -> None:
+        """End every sandbox, and start no other one."""
+        with self._lock:
+            self._is_over = True
+            for one in self._sandboxes.values():
+                one.kill()
+
+    def _mine(self, backend: str) -> Sandbox:
+        thread = threading.get_ident()
+        if thread in self._sandboxes and self._sandboxes[thread].backend != backend:
+            self._drop()
+        with self._lock:
+            if self._is_over:
+                raise SandboxFailed("the grading was stopped")
+            if thread not in self._sandboxes:
+                self._sandboxes[thread] = Sandbox(backend, self._enclosed)
+            return self._sandboxes[thread]
+
+    def _drop(self) -> None:
+        with self._lock:
+            one = self._sandboxes.pop(threading.get_ident(), None)
+        if one:
+            one.close()
 
 
 def _report(out: Path, graded: list[Result], arguments: argparse.Namespace) -> None:
-    results_csv.write(out, graded)
+    results.write_csv(out, graded)
     summary.write(out, graded)
     feedback.write(out, graded)
     for form in arguments.export:
@@ -116,23 +181,12 @@ def _report(out: Path, graded: list[Result], arguments: argparse.Namespace) -> N
 
 def _through_slurm(arguments: argparse.Namespace) -> int:
     out = _folder(arguments.out).resolve()
-    _secret(arguments)  # before any task could make one of its own
-    array, merge = grade_slurm.write(
-        out, _call(arguments, out), arguments.slurm, arguments.jobs, arguments.memory_gib, arguments.sbatch
-    )
-    first, second = grade_slurm.submit(array, merge, wait=arguments.wait)
+    _secret(arguments)  # before any task could make its own
+    call = grade_slurm.call_of(arguments, out)
+    scripts = grade_slurm.write(out, call, arguments.slurm, arguments.jobs, arguments.memory_gib, arguments.sbatch)
+    first, second = grade_slurm.submit(*scripts, wait=arguments.wait)
     print(f"Slurm's jobs {first}, an array of {arguments.slurm}, and {second}, the merge; marks come into {out}")
     return 0
-
-
-def _call(arguments: argparse.Namespace, out: Path) -> list[str]:
-    """This very call as a task makes it: full paths, and nothing of Slurm."""
-    call = [*(str(path.resolve()) for path in arguments.path), "--out", str(out), "--jobs", str(arguments.jobs)]
-    call += ["--secret", str((arguments.secret or out / "secret").resolve())]
-    call += [part for form in arguments.export for part in ("--export", form)]
-    for name in ("cell_seconds", "seconds", "memory_gib"):
-        call += [f"--{name.replace('_', '-')}", f"{getattr(arguments, name):g}"]
-    return [*call, *(["--run-submissions-as-me"] if arguments.run_submissions_as_me else [])]
 
 
 def _known(stored: Path, one: Submission, graded_by: str) -> Result | None:
@@ -145,12 +199,12 @@ def _known(stored: Path, one: Submission, graded_by: str) -> Result | None:
 
 def _graded_by(secret: bytes, limits: Limits) -> str:
     """A digest of all that a mark depends on beside the notebook: secret, limits, questions, versions."""
-    told = hashlib.sha256(secret + json.dumps(dataclasses.asdict(limits), sort_keys=True).encode())
+    digest = hashlib.sha256(secret + json.dumps(dataclasses.asdict(limits), sort_keys=True).encode())
     for place in MARKS_DEPEND_ON:
         for path in sorted((sandbox.PACKAGE / place).parent.rglob(Path(place).name)):
-            told.update(path.read_bytes())
-    told.update(json.dumps(devices.machine().versions, sort_keys=True).encode())
-    return told.hexdigest()
+            digest.update(path.read_bytes())
+    digest.update(json.dumps(devices.machine().versions, sort_keys=True).encode())
+    return digest.hexdigest()
 
 
 def _require_beside(out: Path, paths: list[Path]) -> None:
@@ -181,7 +235,8 @@ def _secret(arguments: argparse.Namespace) -> bytes:
         raise CourseError(f"the secret {file} cannot be read: {error.strerror}") from None
     if len(secret) < SECRET_BYTES // 2:
         raise CourseError(
-            f"the secret {file} has {len(secret)} bytes, and {SECRET_BYTES // 2} is the least; remove it to have one made"
+            f"the secret {file} has {len(secret)} bytes, and {SECRET_BYTES // 2} is the least; remove it to have one "
+            "made"
         )
     return secret
 
@@ -199,11 +254,8 @@ def _line(result: Result) -> str:
     return f"{result.learner}, {result.exercise or result.file}: {marks}"
 
 
-def _limits(arguments: argparse.Namespace) -> Limits:
-    return Limits(cell_seconds=arguments.cell_seconds, seconds=arguments.seconds, memory_gib=arguments.memory_gib)
-
-
 def _folder(path: Path) -> Path:
+    """Raises CourseError where it cannot be made."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
