@@ -3,7 +3,6 @@
 What lessons teach, about 5,000 lines, in the order in which modules may import each other:
 
   errors table show           mistakes in one line, tables, figures with their text alternatives
-  lessons                     the catalogue: number, question, exercise, what a lesson needs
   devices data models         01  this machine, several devices out of one, the data, a few Keras models
   compare profiler measure    01  do two runs agree; traces; step times and memory
   collectives training        02  all-reduces that count their bytes; steps that equal one device
@@ -20,6 +19,7 @@ What lessons teach, about 5,000 lines, in the order in which modules may import 
 
 What stands behind them:
 
+  lessons                     the catalogue: number, question, exercise, what a lesson needs
   exercises                   check("q1"): probes beside the learner's code, judges with targets and known mistakes
   progress doctor             a learner's points; what each lesson will do on this machine
   staff                       the class grader, certificates, the site, generated exercises; not in the wheel

@@ -18,7 +18,7 @@ import pytest
 from course_lib import cli
 from course_lib.errors import CourseError
 from course_lib.exercises.notebook_cells import question_tags, read_notebook
-from course_lib.staff import colab_copy, fork_badges
+from course_lib.staff import colab_copy, fork_badges, staff_commands
 from course_lib.staff.new_exercises import as_bytes, generate
 
 ROOT = Path(__file__).parents[1]
@@ -174,7 +174,7 @@ def test_a_broken_notebook_stops_it_before_anything_is_written(checkout):
 
 
 def test_the_badges_command_says_what_it_changed(capsys, monkeypatch, checkout):
-    monkeypatch.setattr(cli, "_checkout", lambda: checkout)
+    monkeypatch.setattr(staff_commands, "CHECKOUT", checkout)
     code, out, _ = call(capsys, "badges", "--repo", "jane/course")
     assert code == 0
     assert f"{LESSON}: 1 badge, the line that installs the course\n" in out
@@ -336,7 +336,7 @@ def test_a_copy_cannot_be_copied(checkout):
 
 @pytest.mark.usefixtures("no_build")
 def test_a_users_mistakes_are_one_line_each_and_write_nothing(capsys, monkeypatch, checkout, tmp_path):
-    monkeypatch.setattr(cli, "_checkout", lambda: checkout)
+    monkeypatch.setattr(staff_commands, "CHECKOUT", checkout)
     elsewhere = Path(shutil.copy(checkout / LESSON, tmp_path / "elsewhere.ipynb"))
     bare = checkout / "notebooks" / "bare.ipynb"
     bare.write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')

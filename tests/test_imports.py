@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "course_lib"
 
 # A module imports those before it, never those after it.
 TAUGHT = (
-    ("errors", "lessons", "table", "show", "devices", "data", "models"),  # every lesson
+    ("errors", "table", "show", "devices", "data", "models"),  # every lesson
     ("compare", "profiler", "measure"),  # 01, 02
     ("collectives", "precision", "training"),  # 02, 09
     ("cluster", "support_matrix", "tcp_bytes", "parameter_server"),  # 03, 04
@@ -21,7 +21,7 @@ TAUGHT = (
     ("pipeline", "accumulate"),  # 06, 08
     ("planner", "views", "report"),  # 10, 11
 )
-ORDER = (*TAUGHT, ("exercises", "progress", "doctor"), ("bootstrap", "staff", "cli"))
+ORDER = (*TAUGHT, ("lessons", "exercises", "progress", "doctor"), ("bootstrap", "staff", "cli"))
 ROOMS = tuple(room for floor in ORDER for room in floor)
 DRAWING = {"matplotlib": "show", "ipywidgets": "views"}  # a library, and the one module that may import it
 MAY_READ_ENVIRONMENT = {"devices", "cluster", "cli", "bootstrap"}

@@ -8,7 +8,7 @@ import ast
 import functools
 import json
 import linecache
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +48,7 @@ class Answer:
         return names
 
 
-class Answers:
+class Answers(Mapping):
     """The published answers of an exercise by question: answers["q1"]."""
 
     def __init__(self, exercise: str) -> None:
@@ -56,6 +56,12 @@ class Answers:
 
     def __getitem__(self, question: str) -> Answer:
         return Answer(self._exercise, question)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([name for name in _stored()[self._exercise] if name != "imports"])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
 
 
 def answers(exercise: str) -> Answers:
