@@ -16,7 +16,7 @@ WORDS = {
     r"twins?": "text alternative",
     r"laborator(?:y|ies)": "network lab",
     r"told(?! apart)": "see, is shown, is reported",
-    r"(?:number|number,) from [01]": "of at least 1",
+    r"number from [01]": "of at least 1",
     r"whose is whose": "who owns a notebook",
     r"classrooms?": "pool",
     r"gatherings?": "rendezvous, or all-gather",

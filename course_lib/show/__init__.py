@@ -6,7 +6,7 @@ not see the picture loses nothing.
 
 from course_lib.show.charts import Figure, bars, images, lines, number_lines, plans, save, stack
 from course_lib.show.schematics import messages, path, shards, timelines
-from course_lib.show.source_text import source, table
+from course_lib.show.source_text import source
 
 __all__ = ["Figure", "bars", "images", "lines", "messages", "number_lines", "path", "plans", "save", "shards"]
-__all__ += ["source", "stack", "table", "timelines"]
+__all__ += ["source", "stack", "timelines"]

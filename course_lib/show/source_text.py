@@ -3,9 +3,6 @@
 import ast
 import inspect
 import textwrap
-from collections.abc import Sequence
-
-from course_lib.table import Table
 
 
 def source(function) -> str:
@@ -15,8 +12,3 @@ def source(function) -> str:
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
         del lines[first.lineno - 1 : first.end_lineno]
     return "\n".join(line for number, line in enumerate(lines) if line or number != first.lineno - 1)
-
-
-def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table in plain text: the first column to the left, the others to the right."""
-    return repr(Table(headers, rows))
