@@ -26,12 +26,6 @@ def test_a_figure_is_a_picture_with_its_finding_in_words(figure):
     assert figure._repr_mimebundle_()[0]["image/png"] == data["image/png"], "showing twice draws the same"
 
 
-def test_a_table_lines_up():
-    assert (
-        show.table(["name", "ratio"], [["one", 1], ["eleven", 12.5]]) == "name    ratio\none         1\neleven   12.5"
-    )
-
-
 def test_source_is_the_code_without_its_docstring():
     text = show.source(collectives.ring_all_reduce)
     assert text.startswith("def ring_all_reduce(") and "return [np.concatenate" in text

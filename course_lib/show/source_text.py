@@ -1,4 +1,4 @@
-"""Code and tables as text. Standard library only; used by all lessons."""
+"""A function's source as text. Standard library only; used by all lessons."""
 
 import ast
 import inspect
