@@ -1,8 +1,8 @@
-"""The form that answers must have before a bank computes with them. Needs NumPy.
+"""The form that answers must have before a judge computes with them. Needs NumPy.
 
 Answers come out of a learner's process and may be anything plain: a NaN that no
 comparison finds too large, True where 1 is meant, a text that Python repeats ten
-billion times. A form is a predicate below; `[form]`, a list of any length;
+billion times. A form is one of the predicates below; `[form]`, a list of any length;
 `(form, form)`, a list with as many places; `{key: form}`, a dict with these keys,
 and where `str` is among them with any others; or what `either` and
 `each_replica` make of such.
@@ -27,98 +27,112 @@ class OtherForm(ValueError):
     """Answers of another form than their question's."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """A predicate on a plain value.
+
+    words  what it asks for, as a learner reads it
+    """
+
+    words: str
+    holds: Callable[[object], bool]
+
+    def __call__(self, value: object) -> bool:
+        return self.holds(value)
+
+
+def asks(words: str) -> Callable[[Callable[[object], bool]], Form]:
+    """Make a form of the predicate below it."""
+    return lambda holds: Form(words, holds)
+
+
+@asks("a finite number")
 def number(value: object) -> bool:
-    """a finite number"""
     return any_number(value) and math.isfinite(value)
 
 
+@asks("a finite number of at least 0")
 def distance(value: object) -> bool:
-    """a finite number from 0"""
     return number(value) and value >= 0
 
 
+@asks("a share of a whole, from 0 to 1")
 def share(value: object) -> bool:
-    """a share of a whole, from 0 to 1"""
     return number(value) and 0 <= value <= 1
 
 
+@asks("a number")
 def any_number(value: object) -> bool:
-    """a number"""
     return type(value) is float or whole(value)
 
 
+@asks("a number, True, False or None")
 def scalar(value: object) -> bool:
-    """a number, True, False or None"""
     return value is None or flag(value) or any_number(value)
 
 
+@asks("a whole number")
 def whole(value: object) -> bool:
-    """a whole number"""
     return type(value) is int and abs(value) < LARGEST_WHOLE
 
 
+@asks("a whole number of at least 1")
 def count(value: object) -> bool:
-    """a whole number from 1"""
     return whole(value) and value >= 1
 
 
+@asks("a whole number of at least 0")
 def size(value: object) -> bool:
-    """a whole number from 0"""
     return whole(value) and value >= 0
 
 
+@asks("True or False")
 def flag(value: object) -> bool:
-    """True or False"""
     return type(value) is bool
 
 
+@asks("None")
 def nothing(value: object) -> bool:
-    """None"""
     return value is None
 
 
+@asks("of any form, because nothing is computed with it")
 def anything(value: object) -> bool:
-    """of any form, because nothing is computed with it"""
     return True
 
 
+@asks("a text")
 def text(value: object) -> bool:
-    """a text"""
     return type(value) is str and len(value) <= LONGEST_TEXT
 
 
+@asks("a number of replicas of at least 2, as the set-up cell makes them in a fresh kernel")
 def replicas(value: object) -> bool:
-    """a number of replicas from 2, as the set-up cell makes them in a fresh kernel"""
     return type(value) is int and 2 <= value <= MOST_REPLICAS
 
 
+@asks("a list of all CPUs or all GPUs, by their names")
 def devices(value: object) -> bool:
-    """a list of all CPUs or all GPUs, by their names"""
     if type(value) is not list or not 1 <= len(value) <= MOST_REPLICAS:
         return False
     return any(value == [f"{kind}:{place}" for place in range(len(value))] for kind in ("CPU", "GPU"))
 
 
+@asks("an array of finite numbers")
 def array(value: object) -> bool:
-    """an array of finite numbers"""
     return any_array(value) and bool(np.isfinite(value).all())
 
 
+@asks("an array of numbers")
 def any_array(value: object) -> bool:
-    """an array of numbers"""
     if type(value) is list:  # from a worker's result or a recording
         return all(type(leaf) is list or any_number(leaf) for leaf in _leaves(value)) and _has_shape(value)
     return type(value) is np.ndarray and value.dtype.kind in "iuf"
 
 
-def words(*known: str) -> Callable[[object], bool]:
+def words(*known: str) -> Form:
     """The form of one of these texts."""
-
-    def word(value: object) -> bool:
-        return type(value) is str and value in known
-
-    word.__doc__ = " or ".join(map(repr, known))
-    return word
+    return Form(" or ".join(map(repr, known)), lambda value: type(value) is str and value in known)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +151,7 @@ def either(*forms: object) -> _Either:
 
 
 def each_replica(form: object) -> _EachReplica:
-    """The form of a list with an item for each replica, from 2."""
+    """The form of a list with an item for each of two replicas or more."""
     return _EachReplica(form)
 
 
@@ -185,7 +199,7 @@ def _require(form: object, value: object, name: str) -> None:
     elif isinstance(form, list | tuple):
         _require_list(form, value, name)
     elif not form(value):
-        raise OtherForm(f"{name} is {_shown(value)}, where {form.__doc__} is expected")
+        raise OtherForm(f"{name} is {_shown(value)}, where {form.words} is expected")
 
 
 def _require_one_of(forms: tuple, value: object, name: str) -> None:
