@@ -1,5 +1,6 @@
-"""Predicted over measured time on limited links, both from one run: `python tests/benchmark_network.py`, as root on Linux.
+"""Predicted over measured time on limited links, both from one run.
 
+Run `python tests/benchmark_network.py` as root on Linux.
 A ratio should lie between 0.85 and 1.15; where a task's core is shared, it falls
 below. With --write, lesson 03 shows these numbers where links cannot be limited.
 """

@@ -49,7 +49,8 @@ def main() -> None:
     )
     print(race)
     print(
-        f"sandbox: {race.ratio('sandboxed', 'unsandboxed'):.3f} times the time without (at most 1.05; median of {chosen.pairs} pairs)"
+        f"sandbox: {race.ratio('sandboxed', 'unsandboxed'):.3f} times the time without "
+        f"(at most 1.05; median of {chosen.pairs} pairs)"
     )
 
 

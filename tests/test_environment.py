@@ -136,7 +136,7 @@ def test_every_extra_refers_to_extras_that_exist():
 
 
 def test_conda_installs_the_extras_that_the_lock_was_made_from():
-    """All but legacy: pip cannot be told that tensorflow-cpu will do for tf_keras, as the lock's override does."""
+    """All but legacy: pip does not know that tensorflow-cpu will do for tf_keras, as the lock's override does."""
     assert set(conda_extras()) == set(makefile_list("EXTRAS")) - {"legacy"}
 
 
@@ -181,6 +181,6 @@ def test_the_base_install_resolves_to_nothing_under_a_lock(lock):
 
 
 def test_packages_are_compiled_once_at_the_set_up():
-    """Where PYTHONDONTWRITEBYTECODE is set, each of a cluster's processes compiled all of TensorFlow: 10 s instead of 4."""
+    """Where PYTHONDONTWRITEBYTECODE is set, each process of a cluster compiled all of TensorFlow: 10 s, not 4."""
     source = importlib.util.find_spec("keras").origin
     assert Path(importlib.util.cache_from_source(source)).exists()

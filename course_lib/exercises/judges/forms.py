@@ -33,7 +33,7 @@ def number(value: object) -> bool:
 
 
 def distance(value: object) -> bool:
-    """a finite number from 0"""
+    """a finite number of at least 0"""
     return number(value) and value >= 0
 
 
@@ -58,12 +58,12 @@ def whole(value: object) -> bool:
 
 
 def count(value: object) -> bool:
-    """a whole number from 1"""
+    """a whole number of at least 1"""
     return whole(value) and value >= 1
 
 
 def size(value: object) -> bool:
-    """a whole number from 0"""
+    """a whole number of at least 0"""
     return whole(value) and value >= 0
 
 
