@@ -467,11 +467,8 @@ def _updates_right(name):
         for case, plan, wanted in _plans(answers, seed):
             if REFUSED not in (plan, wanted) and plan[name] != wanted[name]:
                 sizes = f"{case['examples']} examples in global batches of {case['global_batch']}"
-                lengths = {
-                    "updates": f"{case['epochs']} epochs",
-                    "warmup_updates": f"{case['warmup_examples']} of warm-up",
-                }
-                return f"{sizes}, {lengths[name]}: you say {plan[name]}"
+                length = f"{case['epochs']} epochs" if name == "updates" else f"{case['warmup_examples']} of warm-up"
+                return f"{sizes}, {length}: you say {plan[name]}"
         return any(plan != REFUSED for plan in answers["plans"])
 
     return holds

@@ -8,7 +8,7 @@ import numpy as np
 from course_lib.exercises.judges import forms, published
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.probes import ex09 as probes
-from course_lib.exercises.probes import ex09_comparison as comparison_probe
+from course_lib.exercises.probes import ex09_comparison as fair
 from course_lib.exercises.probes.cases import REFUSED
 from course_lib.exercises.question import Mistake, Question, Target
 
@@ -546,8 +546,8 @@ TIME = 0.04  # relative: the probe's machine gets 1% slower from one step to the
 
 
 def _same_trials(answers, seed):
-    arguments = comparison_probe.comparison(seed)["arguments"]
-    policies, updates = (comparison_probe.CONTROL, arguments["mixed"]), arguments["warmup"] + arguments["repeats"]
+    arguments = fair.comparison(seed)["arguments"]
+    policies, updates = (fair.CONTROL, arguments["mixed"]), arguments["warmup"] + arguments["repeats"]
     wanted = {(policy, trial, updates) for policy in policies for trial in arguments["seeds"]}
     asked = {tuple(trial) for *trial, _ in answers["asked"]}
     if late := [trial for trial in asked if trial[2] != updates]:
@@ -556,10 +556,9 @@ def _same_trials(answers, seed):
 
 
 def _right_differences(answers, seed):
-    arguments = comparison_probe.comparison(seed)["arguments"]
+    arguments, got = fair.comparison(seed)["arguments"], answers["differences"]
     updates = arguments["warmup"] + arguments["repeats"]
-    wanted = [comparison_probe.held_out_difference(seed, trial, updates) for trial in arguments["seeds"]]
-    got = answers["differences"]
+    wanted = [fair.held_out_difference(seed, trial, updates) for trial in arguments["seeds"]]
     if len(got) != len(wanted):
         return f"you return {len(got)} for {len(wanted)} seeds"
     error = np.abs(np.subtract(got, wanted)).max()
@@ -567,29 +566,26 @@ def _right_differences(answers, seed):
 
 
 def _right_ratio(answers, seed):
-    factor = answers["ratio"] / comparison_probe.comparison(seed)["ratio"]
+    factor = answers["ratio"] / fair.comparison(seed)["ratio"]
     return abs(factor - 1) < TIME or f"yours is {factor:.3g} times as large"
 
 
 def _right_verdicts(answers, seed):
-    for case, said in zip(comparison_probe.verdicts(seed), answers["verdicts"], strict=True):
+    for case, said in zip(fair.verdicts(seed), answers["verdicts"], strict=True):
         if said != case["verdict"]:
             differences = ", ".join(f"{100 * difference:.2f}" for difference in case["differences"])
-            tolerance = f"a tolerance of {100 * comparison_probe.TOLERANCE:g}"
+            tolerance = f"a tolerance of {100 * fair.TOLERANCE:g}"
             return f"for differences of {differences} points and {tolerance} you say {said!r}"
     return True
 
 
 def _one_policy_first(answers, seed):
-    repeats = comparison_probe.comparison(seed)["arguments"]["repeats"]
+    repeats = fair.comparison(seed)["arguments"]["repeats"]
     return _right_ratio(answers, seed) is not True and answers["most_in_a_row"] >= repeats
 
 
 def _other_seeds(answers, seed):
-    seeds = [
-        {trial for other, trial, _, _ in answers["asked"] if (other == comparison_probe.CONTROL) == same}
-        for same in (0, 1)
-    ]
+    seeds = [{trial for other, trial, _, _ in answers["asked"] if (other == fair.CONTROL) == same} for same in (0, 1)]
     return seeds[0] != seeds[1]
 
 
@@ -597,7 +593,7 @@ def _as_edited(of, name, what, where, edit):
     """A mistake that is recognised by one of the answers alone, since people may differ in the others."""
 
     def recognise(answers, seed):
-        expected = comparison_probe.probe_comparison(ANSWERS["q5"].names(edit), seed)[of]
+        expected = fair.probe_comparison(ANSWERS["q5"].names(edit), seed)[of]
         if of == "verdicts":
             return answers[of] == expected
         return off(answers[of], expected) <= (TIME / 2 if of == "ratio" else 1e-6)
@@ -609,7 +605,7 @@ FAIR = Question(
     name="q5",
     title="A fair comparison",
     asks_for=("compare_precisions", "verdict"),
-    probe=comparison_probe.probe_comparison,
+    probe=fair.probe_comparison,
     answer=ANSWERS["q5"],
     targets=(
         Target("both policies with every seed, asked for their error after warmup + repeats updates", _same_trials),
