@@ -14,8 +14,8 @@ devices.simulate(4, "tensorflow" if HAS_TENSORFLOW else "jax")
 
 
 ROOT = Path(__file__).parents[1]
-# Seconds that a file's tests take on two quiet cores, from ten on, as --durations=0 shows them. The longest start first,
-# so that none runs alone at the end, and `make check` leaves all of them out.
+# Seconds that a file's tests take on two quiet cores, from ten on, as --durations=0 shows them. The longest start
+# first, so that none runs alone at the end, and `make check` leaves all of them out.
 SECONDS = {
     "notebooks": {"00": 7, "01": 35, "02": 53, "03": 127, "04": 47, "05": 194, "06": 51, "07": 42, "08": 48, "09": 42}
     | {"10": 32, "11": 77},

@@ -46,7 +46,7 @@ def _exercise_name(cells: list[dict], path: Path) -> str:
     name = exercise_name(cells) or path.stem
     if name not in judges.MODULES:
         raise CourseError(
-            f"{path} is no exercise of this course ({name!r}); the exercises are {', '.join(judges.MODULES)}"
+            f"{path} is not an exercise of this course ({name!r}); the exercises are {', '.join(judges.MODULES)}"
         )
     return name
 

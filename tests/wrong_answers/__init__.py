@@ -1,4 +1,4 @@
-"""Wrong answers that no edit of the published one gives, of known mistakes that a judge recognises by their answers alone.
+"""Wrong answers that no edit of the published one gives; a judge recognises these mistakes by their answers alone.
 
 One module per exercise, whose WRONG holds, by question and mistake, what stands in for the names that the
 question asks for: a function, or a dict of them. Learners' checks never run these, so they lie with the tests.

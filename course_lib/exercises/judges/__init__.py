@@ -16,5 +16,5 @@ MODULES = {lesson.name: lesson.exercise for lesson in LESSONS.values()}
 def questions(exercise: str) -> tuple[Question, ...]:
     """The exercise's questions in order. Raises CourseError for an unknown name."""
     if exercise not in MODULES:
-        raise CourseError(f"there is no exercise {exercise!r}; the exercises are {', '.join(MODULES)}")
+        raise CourseError(f"no exercise is called {exercise!r}; the exercises are {', '.join(MODULES)}")
     return importlib.import_module(f"{__name__}.{MODULES[exercise]}").QUESTIONS

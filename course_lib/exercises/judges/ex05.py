@@ -12,6 +12,7 @@ from course_lib import tpu
 from course_lib.exercises.judges import forms, published
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.probes import ex05 as probes
+from course_lib.exercises.probes.cases import REFUSED
 from course_lib.exercises.question import Mistake, Question, Target
 
 ANSWERS = published.answers("05_tpu")
@@ -316,8 +317,8 @@ def _taken(case, width):
 
 
 def _widest(case):
-    """The largest width that stays within the budget, or NO_FIT; the probe's budgets end far below 4096."""
-    return max((w for w in range(8, 4096) if _taken(case, w) <= case["budget_bytes"]), default=probes.NO_FIT)
+    """The largest width that stays within the budget, or REFUSED; the probe's budgets end far below 4096."""
+    return max((w for w in range(8, 4096) if _taken(case, w) <= case["budget_bytes"]), default=REFUSED)
 
 
 def _bytes_exact(answers, seed):
@@ -344,13 +345,13 @@ def _each_width(detail):
 
 
 def _another_width(case, got, wanted):
-    if probes.NO_FIT not in (got, wanted) and got != wanted:
+    if REFUSED not in (got, wanted) and got != wanted:
         return f"is {got:,}, and takes {_taken(case, got):,} B"
 
 
 def _width_or_error(case, got, wanted):
-    if (got == probes.NO_FIT) != (wanted == probes.NO_FIT):
-        return "raises ValueError" if got == probes.NO_FIT else f"is {got}"
+    if (got == REFUSED) != (wanted == REFUSED):
+        return "raises ValueError" if got == REFUSED else f"is {got}"
 
 
 TILES = Question(
@@ -646,7 +647,7 @@ _COMPILED = {
     "seconds": {"compute": forms.distance, "interconnect": forms.distance, str: forms.distance},
 }
 _SLICE = dict.fromkeys(("chips", "sent_bytes", "chip_batch"), forms.number)
-_NO_FIT = forms.words(probes.NO_FIT)
+_REFUSED = forms.words(REFUSED)
 QUESTIONS = (
     forms.formed(
         FEW_SHAPES,
@@ -654,7 +655,7 @@ QUESTIONS = (
         | {"compilations": forms.count, "losses": [forms.number]},
     ),
     forms.formed(FITS, forms.either(_CHOSEN, _CHOSEN | _COMPILED)),
-    forms.formed(TILES, {"bytes": [forms.number], "widths": [forms.either(forms.number, _NO_FIT)]}),
+    forms.formed(TILES, {"bytes": [forms.number], "widths": [forms.either(forms.number, _REFUSED)]}),
     forms.formed(HOSTS, {"read": [[forms.array]], "again": forms.array, "next_epoch": forms.array}),
     forms.formed(SLICES, {"slices": [_SLICE | {str: forms.anything}]}),
 )

@@ -12,6 +12,7 @@ from course_lib.errors import CourseError
 from course_lib.exercises.judges import forms, published
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.probes import ex06 as probes
+from course_lib.exercises.probes.cases import REFUSED
 from course_lib.exercises.question import Mistake, Question, Target
 
 ANSWERS = published.answers("06_model_parallelism")
@@ -218,7 +219,7 @@ def _described(case, m):
     return (
         f"{case['schedule']} on {len(sizes)} stages, a batch of {case['batch']}, {each} MB an example, "
         f"{case['memory_bytes'] / 1e6:.4g} MB for each stage, bubble at most {case['largest_bubble']:g}: "
-        f"yours " + ("raises ValueError" if m == probes.NO_ANSWER else f"is {m}")
+        f"yours " + ("raises ValueError" if m == REFUSED else f"is {m}")
     )
 
 
@@ -239,10 +240,10 @@ def _too_much_memory(case, m):
 
 
 def _smallest(case):
-    """The smallest number that meets all limits, or NO_ANSWER."""
+    """The smallest number that meets all limits, or REFUSED."""
     limits = (_not_divided, _bubble_too_large, _too_much_memory)
     allowed = (m for m in range(1, case["batch"] + 1) if not any(breaks(case, m) for breaks in limits))
-    return next(allowed, probes.NO_ANSWER)
+    return next(allowed, REFUSED)
 
 
 def _no_count(wrong):
@@ -258,7 +259,7 @@ def _no_count(wrong):
 
 
 def _given(wrong):
-    return _no_count(lambda case, got: got != probes.NO_ANSWER and wrong(case, got))
+    return _no_count(lambda case, got: got != REFUSED and wrong(case, got))
 
 
 MICRO_BATCHES = Question(
@@ -273,11 +274,11 @@ MICRO_BATCHES = Question(
         Target("no stage holds more activations than its memory", _given(_too_much_memory)),
         Target(
             "a ValueError where nothing fits, and only there",
-            _no_count(lambda case, got: (got == probes.NO_ANSWER) != (_smallest(case) == probes.NO_ANSWER)),
+            _no_count(lambda case, got: (got == REFUSED) != (_smallest(case) == REFUSED)),
         ),
         Target(
             "no smaller number would do",
-            _no_count(lambda case, got: probes.NO_ANSWER not in (got, _smallest(case)) and got > _smallest(case)),
+            _no_count(lambda case, got: REFUSED not in (got, _smallest(case)) and got > _smallest(case)),
         ),
     ),
     mistakes=(
@@ -465,7 +466,7 @@ def _each_cut(detail):
 
     def holds(answers, seed):
         for case, parts in zip(probes.layer_rows(seed), answers["cuts"], strict=True):
-            if parts != probes.NO_ANSWER and (wrong := detail(case, parts)):
+            if parts != REFUSED and (wrong := detail(case, parts)):
                 return f"{_case_name(case)} {wrong}"
         return True
 
@@ -490,8 +491,8 @@ def _too_heavy(case, parts):
 
 def _cut_or_error(answers, seed):
     for case, parts in zip(probes.layer_rows(seed), answers["cuts"], strict=True):
-        if (parts == probes.NO_ANSWER) != (_fewest_seconds(**case) == math.inf):
-            return f"{_case_name(case)} yours {'raises ValueError' if parts == probes.NO_ANSWER else 'is a cut'}"
+        if (parts == REFUSED) != (_fewest_seconds(**case) == math.inf):
+            return f"{_case_name(case)} yours {'raises ValueError' if parts == REFUSED else 'is a cut'}"
     return True
 
 
@@ -663,7 +664,7 @@ ONE_STAGE = Question(
     ),
 )
 
-_NO_ANSWER = forms.words(probes.NO_ANSWER)
+_REFUSED = forms.words(REFUSED)
 _RUN = {
     "variables": [[forms.whole]],
     "gradients": [forms.either(forms.array, forms.nothing)],
@@ -672,8 +673,8 @@ _RUN = {
 _STAGE_RUN = {"calls": [forms.text], "sent": {str: forms.array}, "gradients": [forms.array], "held": forms.size}
 QUESTIONS = (
     forms.formed(PLACEMENT, {"runs": (_RUN, _RUN)}),
-    forms.formed(MICRO_BATCHES, {"counts": [forms.either(forms.number, _NO_ANSWER)]}),
+    forms.formed(MICRO_BATCHES, {"counts": [forms.either(forms.number, _REFUSED)]}),
     forms.formed(ONE_FORWARD_ONE_BACKWARD, {"orders": [[[forms.text]]]}),
-    forms.formed(BALANCE, {"cuts": [forms.either([[forms.size]], _NO_ANSWER)]}),
+    forms.formed(BALANCE, {"cuts": [forms.either([[forms.size]], _REFUSED)]}),
     forms.formed(ONE_STAGE, {"runs": [_STAGE_RUN]}),
 )

@@ -11,6 +11,7 @@ import numpy as np
 from course_lib.exercises.judges import forms, published
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.probes import ex07 as probes
+from course_lib.exercises.probes.cases import REFUSED
 from course_lib.exercises.question import Mistake, Question, Target
 
 ANSWERS = published.answers("07_tensor_parallelism_and_sharding")
@@ -488,7 +489,7 @@ ZERO = Question(
 
 
 def _best_mesh(case):
-    """[data, model], or NO_MESH."""
+    """[data, model], or REFUSED."""
     devices, batch = case["devices"], case["global_batch"]
     for model in range(1, devices + 1):
         state = case["whole_bytes"] + case["cut_bytes"] / model
@@ -497,7 +498,7 @@ def _best_mesh(case):
         if divides and batch * model % devices == 0:
             if state + batch * model / devices * example <= case["memory_bytes"]:
                 return [devices // model, model]
-    return probes.NO_MESH
+    return REFUSED
 
 
 def _each_mesh(detail):
@@ -516,20 +517,20 @@ def _described(case, mesh):
     sizes = (case["memory_bytes"], case["whole_bytes"], case["cut_bytes"])
     state = "{:.3g} GB for {:.3g} GB whole and {:.3g} GB cut".format(*(size / 1e9 for size in sizes))
     where = f"on {case['devices']} devices, {case['machine_devices']} a machine, with {case['heads']} heads"
-    return f"{where} and {state} yours {'raises ValueError' if mesh == probes.NO_MESH else f'is {tuple(mesh)}'}"
+    return f"{where} and {state} yours {'raises ValueError' if mesh == REFUSED else f'is {tuple(mesh)}'}"
 
 
 def _other_product(case, mesh, best):
-    if mesh != probes.NO_MESH and math.prod(mesh) != case["devices"]:
+    if mesh != REFUSED and math.prod(mesh) != case["devices"]:
         return f"{tuple(mesh)} for {case['devices']} devices"
 
 
 def _mesh_or_error(case, mesh, best):
-    return (mesh == probes.NO_MESH) != (best == probes.NO_MESH) and _described(case, mesh)
+    return (mesh == REFUSED) != (best == REFUSED) and _described(case, mesh)
 
 
 def _another_mesh(case, mesh, best):
-    return probes.NO_MESH not in (mesh, best) and mesh != best and _described(case, mesh)
+    return REFUSED not in (mesh, best) and mesh != best and _described(case, mesh)
 
 
 MESHES = Question(
@@ -606,5 +607,5 @@ QUESTIONS = (
     forms.formed(LAYOUTS, {"held": [{str: [forms.number]}], "idle": [[forms.text]]}),
     forms.formed(TRANSFORMER, _TRAINED),
     forms.formed(ZERO, {"bytes": [_BYTES | {str: forms.anything}]}),
-    forms.formed(MESHES, {"meshes": [forms.either([forms.number], forms.words(probes.NO_MESH))]}),
+    forms.formed(MESHES, {"meshes": [forms.either([forms.number], forms.words(REFUSED))]}),
 )

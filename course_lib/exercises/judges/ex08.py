@@ -10,6 +10,8 @@ import numpy as np
 from course_lib.exercises.judges import forms, published
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.probes import ex08 as probes
+from course_lib.exercises.probes import ex08_memory as memory_probe
+from course_lib.exercises.probes.cases import REFUSED
 from course_lib.exercises.question import Mistake, Question, Target
 
 ANSWERS = published.answers("08_gradient_accumulation")
@@ -287,7 +289,7 @@ def _one_update(answers, seed):
 
 
 def _mean_loss_of_all(answers, seed):
-    sizes = probes.step_sizes(seed)
+    sizes = memory_probe.step_sizes(seed)
     error = abs(answers["loss"] / np.average(answers["losses"], weights=_part_rows(**sizes)) - 1)
     return bool(error <= CONVOLUTION) or f"off by {100 * error:,.3g}%"
 
@@ -301,7 +303,7 @@ def _forwards(answers):
 
 
 def _whole_batch_at_once(answers, seed):
-    return max(rows for rows, _ in _forwards(answers)) > probes.step_sizes(seed)["micro_batch"]
+    return max(rows for rows, _ in _forwards(answers)) > memory_probe.step_sizes(seed)["micro_batch"]
 
 
 def _forwards_first(answers, seed):
@@ -325,7 +327,7 @@ BIG_STEP = Question(
     name="q3",
     title="A big batch under a memory limit",
     asks_for=("big_step",),
-    probe=probes.probe_big_step,
+    probe=memory_probe.probe_big_step,
     answer=ANSWERS["q3"],
     takes_long=True,
     targets=(
@@ -376,7 +378,7 @@ BIG_STEP = Question(
             "an update each",
             "You update after every micro-batch, so the next one meets other weights.",
             "`apply` belongs after the loop.",
-            recognise=lambda answers, seed: answers["updates"] == len(_part_rows(**probes.step_sizes(seed))),
+            recognise=lambda answers, seed: answers["updates"] == len(_part_rows(**memory_probe.step_sizes(seed))),
             edit={
                 "    optimizer.apply(sums, variables)\n": "",
                 "sums = [s + g for s, g in zip(sums, tape.gradient(part, variables))]": (
@@ -430,7 +432,7 @@ def _wanted_plan(case):
     if local * case["example_bytes"] <= room:
         fitting.append(local)
     if uneven or not fitting:
-        return probes.NO_PLAN
+        return REFUSED
     return {
         "micro_batch": fitting[-1],
         "micro_batches": local // fitting[-1],
@@ -453,32 +455,29 @@ def _run_line(case):
 
 def _size_right(answers, seed):
     for case, plan, wanted in _plans(answers, seed):
-        if probes.NO_PLAN in (plan, wanted):
+        if REFUSED in (plan, wanted):
             continue
         if (plan["micro_batch"], plan["micro_batches"]) != (wanted["micro_batch"], wanted["micro_batches"]):
             return f"{_run_line(case)}: you take {plan['micro_batches']} micro-batches of {plan['micro_batch']}"
-    return any(plan != probes.NO_PLAN for plan in answers["plans"])
+    return any(plan != REFUSED for plan in answers["plans"])
 
 
 def _updates_right(name):
     def holds(answers, seed):
         for case, plan, wanted in _plans(answers, seed):
-            if probes.NO_PLAN not in (plan, wanted) and plan[name] != wanted[name]:
+            if REFUSED not in (plan, wanted) and plan[name] != wanted[name]:
                 sizes = f"{case['examples']} examples in global batches of {case['global_batch']}"
-                lengths = {
-                    "updates": f"{case['epochs']} epochs",
-                    "warmup_updates": f"{case['warmup_examples']} of warm-up",
-                }
-                return f"{sizes}, {lengths[name]}: you say {plan[name]}"
-        return any(plan != probes.NO_PLAN for plan in answers["plans"])
+                length = f"{case['epochs']} epochs" if name == "updates" else f"{case['warmup_examples']} of warm-up"
+                return f"{sizes}, {length}: you say {plan[name]}"
+        return any(plan != REFUSED for plan in answers["plans"])
 
     return holds
 
 
 def _refuses_what_does_not_work(answers, seed):
     for case, plan, wanted in _plans(answers, seed):
-        if (plan == probes.NO_PLAN) != (wanted == probes.NO_PLAN):
-            return f"{_run_line(case)}: you {'raise one' if plan == probes.NO_PLAN else 'raise none'}"
+        if (plan == REFUSED) != (wanted == REFUSED):
+            return f"{_run_line(case)}: you {'raise one' if plan == REFUSED else 'raise none'}"
     return True
 
 
@@ -693,7 +692,7 @@ QUESTIONS = (
             "off": {str: forms.distance},
         },
     ),
-    forms.formed(PLAN, {"plans": [forms.either(_PLAN | {str: forms.anything}, forms.words(probes.NO_PLAN))]}),
+    forms.formed(PLAN, {"plans": [forms.either(_PLAN | {str: forms.anything}, forms.words(REFUSED))]}),
     forms.formed(
         REPLICAS, {"weights": (forms.any_array,) * 2, "summed": {"add": [forms.size], "update": [forms.size]}}
     ),

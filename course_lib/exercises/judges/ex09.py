@@ -8,6 +8,8 @@ import numpy as np
 from course_lib.exercises.judges import forms, published
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.probes import ex09 as probes
+from course_lib.exercises.probes import ex09_comparison as fair
+from course_lib.exercises.probes.cases import REFUSED
 from course_lib.exercises.question import Mistake, Question, Target
 
 ANSWERS = published.answers("09_mixed_precision")
@@ -38,7 +40,7 @@ def _each_scale(judge):
         said = (
             judge(case, scale)
             for case, scale in zip(probes.gradient_sets(seed), answers["scales"], strict=True)
-            if scale != probes.NO_SCALE and (scale in SCALES or judge is _is_a_power)
+            if scale != REFUSED and (scale in SCALES or judge is _is_a_power)
         )
         return next((line for line in said if line is not True), True)
 
@@ -69,9 +71,9 @@ def _no_smaller(case, scale):
 def _refused_alone(answers, seed):
     for case, scale in zip(probes.gradient_sets(seed), answers["scales"], strict=True):
         exists = any(_is_right(case, one) for one in SCALES)
-        if exists and scale == probes.NO_SCALE:
+        if exists and scale == REFUSED:
             return "you raise it where there is a right scale"
-        if not exists and scale != probes.NO_SCALE:
+        if not exists and scale != REFUSED:
             return f"you return {_named(scale)} where no scale is right"
     return True
 
@@ -544,8 +546,8 @@ TIME = 0.04  # relative: the probe's machine gets 1% slower from one step to the
 
 
 def _same_trials(answers, seed):
-    arguments = probes.comparison(seed)["arguments"]
-    policies, updates = (probes.CONTROL, arguments["mixed"]), arguments["warmup"] + arguments["repeats"]
+    arguments = fair.comparison(seed)["arguments"]
+    policies, updates = (fair.CONTROL, arguments["mixed"]), arguments["warmup"] + arguments["repeats"]
     wanted = {(policy, trial, updates) for policy in policies for trial in arguments["seeds"]}
     asked = {tuple(trial) for *trial, _ in answers["asked"]}
     if late := [trial for trial in asked if trial[2] != updates]:
@@ -554,10 +556,9 @@ def _same_trials(answers, seed):
 
 
 def _right_differences(answers, seed):
-    arguments = probes.comparison(seed)["arguments"]
+    arguments, got = fair.comparison(seed)["arguments"], answers["differences"]
     updates = arguments["warmup"] + arguments["repeats"]
-    wanted = [probes.held_out_difference(seed, trial, updates) for trial in arguments["seeds"]]
-    got = answers["differences"]
+    wanted = [fair.held_out_difference(seed, trial, updates) for trial in arguments["seeds"]]
     if len(got) != len(wanted):
         return f"you return {len(got)} for {len(wanted)} seeds"
     error = np.abs(np.subtract(got, wanted)).max()
@@ -565,26 +566,26 @@ def _right_differences(answers, seed):
 
 
 def _right_ratio(answers, seed):
-    factor = answers["ratio"] / probes.comparison(seed)["ratio"]
+    factor = answers["ratio"] / fair.comparison(seed)["ratio"]
     return abs(factor - 1) < TIME or f"yours is {factor:.3g} times as large"
 
 
 def _right_verdicts(answers, seed):
-    for case, said in zip(probes.verdicts(seed), answers["verdicts"], strict=True):
+    for case, said in zip(fair.verdicts(seed), answers["verdicts"], strict=True):
         if said != case["verdict"]:
             differences = ", ".join(f"{100 * difference:.2f}" for difference in case["differences"])
-            tolerance = f"a tolerance of {100 * probes.TOLERANCE:g}"
+            tolerance = f"a tolerance of {100 * fair.TOLERANCE:g}"
             return f"for differences of {differences} points and {tolerance} you say {said!r}"
     return True
 
 
 def _one_policy_first(answers, seed):
-    repeats = probes.comparison(seed)["arguments"]["repeats"]
+    repeats = fair.comparison(seed)["arguments"]["repeats"]
     return _right_ratio(answers, seed) is not True and answers["most_in_a_row"] >= repeats
 
 
 def _other_seeds(answers, seed):
-    seeds = [{trial for other, trial, _, _ in answers["asked"] if (other == probes.CONTROL) == same} for same in (0, 1)]
+    seeds = [{trial for other, trial, _, _ in answers["asked"] if (other == fair.CONTROL) == same} for same in (0, 1)]
     return seeds[0] != seeds[1]
 
 
@@ -592,7 +593,7 @@ def _as_edited(of, name, what, where, edit):
     """A mistake that is recognised by one of the answers alone, since people may differ in the others."""
 
     def recognise(answers, seed):
-        expected = probes.probe_comparison(ANSWERS["q5"].names(edit), seed)[of]
+        expected = fair.probe_comparison(ANSWERS["q5"].names(edit), seed)[of]
         if of == "verdicts":
             return answers[of] == expected
         return off(answers[of], expected) <= (TIME / 2 if of == "ratio" else 1e-6)
@@ -604,7 +605,7 @@ FAIR = Question(
     name="q5",
     title="A fair comparison",
     asks_for=("compare_precisions", "verdict"),
-    probe=probes.probe_comparison,
+    probe=fair.probe_comparison,
     answer=ANSWERS["q5"],
     targets=(
         Target("both policies with every seed, asked for their error after warmup + repeats updates", _same_trials),
@@ -681,7 +682,7 @@ FAIR = Question(
 )
 
 
-_SCALES = {"scales": [forms.either(forms.any_number, forms.words(probes.NO_SCALE))]}
+_SCALES = {"scales": [forms.either(forms.any_number, forms.words(REFUSED))]}
 _UNSCALED = {"unscaled": forms.either([forms.any_array], forms.nothing), "dtypes": [forms.text]}
 _UPDATE = {"scale": forms.any_number, "good_steps": forms.whole} | _UNSCALED
 _REPLICAS = {"weights": forms.each_replica(forms.any_array), "scales": [forms.any_number]}

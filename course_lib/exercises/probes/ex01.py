@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from course_lib.exercises.probes.cases import shuffled
+from course_lib.exercises.probes.ex01_marked_run import marked_run
 from course_lib.exercises.probes.state import device_names
 from course_lib.profiler import Event
 
@@ -173,14 +175,11 @@ def traces(seed: int) -> list[tuple[str, list[Event]]]:
     is how many times as long the first step computes.
     """
     rng = np.random.default_rng(seed)
-    plans = [
-        ("input", {"input": 5.0, "compute": 3.0, "all-reduce": 1.0}),
-        ("compute", {"input": 3.0, "compute": 4.5, "all-reduce": 1.0, "pieces": 6}),
-        ("all-reduce", {"input": 2.0, "compute": 3.0, "all-reduce": 5.0, "first": 60}),
-        ("compute", {"input": 2.0, "compute": 5.0, "all-reduce": 3.0, "before": 300.0}),
-    ]
     return [
-        (kind, _trace(rng, **{name.replace("-", "_"): value for name, value in plan.items()})) for kind, plan in plans
+        ("input", _trace(rng, input=5.0, compute=3.0, all_reduce=1.0)),
+        ("compute", _trace(rng, input=3.0, compute=4.5, all_reduce=1.0, pieces=6)),
+        ("all-reduce", _trace(rng, input=2.0, compute=3.0, all_reduce=5.0, first=60)),
+        ("compute", _trace(rng, input=2.0, compute=5.0, all_reduce=3.0, before=300.0)),
     ]
 
 
@@ -212,7 +211,7 @@ def _trace(rng, input, compute, all_reduce, pieces=1, before=0.0, first=1):
         now += all_reduce * jitter[2] + 0.01
         on_python("train", now - begin, begin)
         now += 0.05
-    return [events[place] for place in rng.permutation(len(events))]
+    return shuffled(rng, events)
 
 
 def probe_bottleneck(names, seed):
@@ -224,8 +223,6 @@ def probe_bottleneck(names, seed):
 # q5: the profile of a distributed run
 
 HEAVY = ("input", "compute")
-SIDE, PRODUCTS = 128, 200  # the heavy side multiplies matrices: ten times what the light side takes, and more
-BATCHES = 16
 
 
 def profiled_steps(seed: int) -> int:
@@ -241,7 +238,7 @@ def probe_profile(names, seed):
 def _recorded(names, heavy: str, steps: int) -> dict[str, object]:
     from course_lib import profiler
 
-    step, batches = _distributed_run(heavy)
+    step, batches = marked_run(heavy)
     with tempfile.TemporaryDirectory() as folder:
         returned = names["profile_steps"](step, batches, steps, folder)
         events = profiler.read_trace(folder)
@@ -273,55 +270,3 @@ def _recorded(names, heavy: str, steps: int) -> dict[str, object]:
 
 def _holds(outer: Event, inner: Event) -> bool:
     return outer.start_seconds <= inner.start_seconds and inner.end_seconds <= outer.end_seconds
-
-
-def _distributed_run(heavy: str):
-    """A step over all devices and its batches, each marking itself in a recording."""
-    import tensorflow as tf
-
-    mark = tf.profiler.experimental.Trace
-    strategy = tf.distribute.MirroredStrategy(device_names())
-
-    def work(number, heavy):
-        """Products one after another, so that it takes long on any hardware; the number keeps it from being folded."""
-        matrix = tf.fill((SIDE, SIDE), tf.cos(tf.cast(number, tf.float32)))
-        left, product = tf.constant(PRODUCTS if heavy else 0), matrix
-        _, product = tf.while_loop(
-            lambda left, _: left > 0, lambda left, product: (left - 1, product @ matrix / SIDE), (left, product)
-        )
-        return product[0, 0]
-
-    @tf.function
-    def load(number):
-        return work(number, heavy == "input")
-
-    @tf.function
-    def run(batch):
-        per_replica = strategy.run(lambda number: work(number, heavy == "compute"), (batch,))
-        return strategy.reduce("SUM", per_replica, axis=None)
-
-    class Loss:
-        def __init__(self, value):
-            self._value = value
-
-        def numpy(self):
-            with mark("probe: wait"):
-                return self._value.numpy()
-
-    class Step:
-        calls = 0
-
-        def __call__(self, batch):
-            self.calls += 1
-            with mark("probe: first call" if self.calls == 1 else "probe: call"):
-                return Loss(run(batch))
-
-    class Batches:
-        def __iter__(self):
-            for number in range(BATCHES):
-                with mark("probe: pull"):  # no thread works ahead, so that heavy input shows in every pull
-                    loaded = load(tf.constant(number))
-                    batch = strategy.experimental_distribute_values_from_function(lambda _, loaded=loaded: loaded)
-                yield batch
-
-    return Step(), Batches()

@@ -3,12 +3,17 @@
 Needs NumPy; TensorFlow for q2, q3 and q6. The inputs are functions of the seed.
 """
 
-import functools
-
 import numpy as np
 
 from course_lib.collectives import Network
-from course_lib.exercises.probes.state import copies_of, device_names
+from course_lib.exercises.probes.replicas import (
+    are_identical,
+    local_arrays,
+    mirrored_strategy,
+    on_replicas,
+    per_replica,
+)
+from course_lib.exercises.probes.state import copies_of
 
 ALGORITHMS = ("naive", "tree", "ring")
 GLOBAL_BATCH = 128  # q6
@@ -83,9 +88,8 @@ def probe_reduce_scatter(names, seed):
 def probe_replica_step(names, seed):
     """Weights on every replica and the summed loss after an even and an uneven step of a linear model."""
     import keras
-    import tensorflow as tf
 
-    strategy = _strategy()
+    strategy = mirrored_strategy()
     weights, rate, steps = linear_problem(seed, strategy.num_replicas_in_sync)
     with strategy.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, use_bias=False)])
@@ -93,13 +97,11 @@ def probe_replica_step(names, seed):
         optimizer.build(model.trainable_variables)
     model.set_weights([weights])
 
-    # A partial is new to TensorFlow at every check; a function written here would be counted as one that retraces.
-    step = tf.function(functools.partial(strategy.run, names["replica_step"]))
+    step = on_replicas(strategy, names["replica_step"])
     losses = []
     for shards in steps:
-        x, y = (_per_replica(strategy, part) for part in zip(*shards))
-        parts = step(args=(model, optimizer, x, y))
-        losses.append(float(sum(np.asarray(part) for part in strategy.experimental_local_results(parts))))
+        parts = step(args=(model, optimizer, *per_replica(strategy, shards)))
+        losses.append(float(sum(local_arrays(strategy, parts))))
     return {"weights": copies_of(strategy, model.trainable_variables[0]), "losses": losses}
 
 
@@ -108,7 +110,7 @@ def probe_prepare(names, seed):
     import keras
     import tensorflow as tf
 
-    strategy = _strategy()
+    strategy = mirrored_strategy()
     replicas = strategy.num_replicas_in_sync
     global_batch = local_batch(seed) * replicas
     x = rows(seed, 4 * global_batch)
@@ -120,7 +122,7 @@ def probe_prepare(names, seed):
         examples,
         global_batch,
     )
-    steps = [[np.asarray(shard) for shard in strategy.experimental_local_results(x)] for x, _ in batches]
+    steps = [local_arrays(strategy, x) for x, _ in batches]
     return {
         "replicas": replicas,
         "model_copies": [len(copies_of(strategy, variable)) for variable in model.weights],
@@ -145,19 +147,20 @@ def probe_all_reduce_seconds(names, seed):
 def probe_training(names, seed):
     """The state that the learner's own distributed run leaves behind."""
     x_train, y_train, x_test, y_test = (np.asarray(part) for part in names["load_data"]())
-    strategy = _strategy()
+    strategy = mirrored_strategy()
     model, losses = names["train"](strategy, seed % 1000)
-    copies = [copies_of(strategy, variable) for variable in model.trainable_variables]
+    copies, statistics = (
+        [copies_of(strategy, variable) for variable in variables]
+        for variables in (model.trainable_variables, model.non_trainable_variables)
+    )
     x_test, y_test = x_test[:LARGEST_FORWARD], y_test[:LARGEST_FORWARD].ravel()
     logits = np.asarray(model(x_test, training=False))
     seen = {row.tobytes() for row in x_train.astype("float32")}
     return {
         "wanted_replicas": strategy.num_replicas_in_sync,
         "replicas": min(len(values) for values in copies),
-        "identical": _identical(copies),
-        "statistics_identical": _identical(
-            [copies_of(strategy, variable) for variable in model.non_trainable_variables]
-        ),
+        "identical": are_identical(copies),
+        "statistics_identical": are_identical(statistics),
         "train_examples": len(x_train),
         "steps_per_epoch": int(copies_of(strategy, model.optimizer.iterations)[0]) / max(len(losses), 1),
         "losses": [float(loss) for loss in losses],
@@ -165,24 +168,3 @@ def probe_training(names, seed):
         "commonest": float(np.unique(y_test, return_counts=True)[1].max() / len(y_test)),
         "leaked": float(np.mean([row.tobytes() in seen for row in x_test.astype("float32")])),
     }
-
-
-@functools.cache
-def _strategy():
-    import tensorflow as tf
-
-    # Two strategies over the same devices number their collectives alike, and TensorFlow confuses those of
-    # this one with those of the learner's; reducing on one device needs none.
-    return tf.distribute.MirroredStrategy(device_names(), cross_device_ops=tf.distribute.ReductionToOneDevice())
-
-
-def _per_replica(strategy, values):
-    import tensorflow as tf
-
-    return strategy.experimental_distribute_values_from_function(
-        lambda context: tf.constant(values[context.replica_id_in_sync_group])
-    )
-
-
-def _identical(copies: list[list[np.ndarray]]) -> bool:
-    return all(np.array_equal(values[0], value) for values in copies for value in values)

@@ -119,8 +119,11 @@ def probe_recovery(names, seed):
     """Every report and result of two workers, one of which is killed once: [task, attempt, step, loss]."""
     job = workers.job(names["train_through"], workers=WORKERS, arguments=recovery_settings(seed), restarts=1)
     outcome = workers.run(job, "train_through")
-    told = [report for report in outcome.reports if {"step", "loss"} <= report.values.keys()]
-    reports = [[report.task, report.attempt, report.values["step"], report.values["loss"]] for report in told]
+    reports = [
+        [report.task, report.attempt, report.values["step"], report.values["loss"]]
+        for report in outcome.reports
+        if {"step", "loss"} <= report.values.keys()
+    ]
     return {"reports": reports, "restarts": outcome.restarts, "workers": list(outcome.results.values())}
 
 

@@ -12,11 +12,11 @@ from course_lib import tpu
 from course_lib.errors import CourseError
 from course_lib.exercises.ask import Stopped
 from course_lib.exercises.given.wide_block import wide_block
+from course_lib.exercises.probes.cases import ask_or_refused, shuffled
 
 TOPOLOGY, ROWS = "v5e:2x4", 8192  # of q2: the slice and the global batch
 LAYOUT_PARTS = ("mesh", "layout", "shards")  # what q2 lets one choose
 KERNELS = ("up/kernel", "down/kernel")  # of q2's block
-NO_FIT = "ValueError"  # q3's answer where no width fits
 
 
 # q1: few shapes
@@ -29,10 +29,10 @@ def corpus(seed: int) -> dict[str, object]:
     lengths = [buckets[-1]]
     for shortest, longest, batches in zip((1, 9, 17), buckets, (3, 2, 1)):
         # A whole batch is as long as the bucket: that is where comparisons go wrong.
-        own = [longest] * batch * (longest < buckets[-1])
-        count = batch * batches + int(rng.integers(1, batch)) - len(own) - (longest == buckets[-1])
+        own = [longest] * batch if longest < buckets[-1] else []
+        count = batch * batches + int(rng.integers(1, batch)) - (len(own) or 1)  # the longest of all is there already
         lengths += [*own, *rng.integers(shortest, longest, size=count).tolist()]
-    examples = [rng.integers(0, 20, size=lengths[place]).astype("int32") for place in rng.permutation(len(lengths))]
+    examples = [rng.integers(0, 20, size=length).astype("int32") for length in shuffled(rng, lengths)]
     for example in examples:
         example[0], example[-1] = rng.integers(1, 20), 0 if len(example) > 1 else 1  # 0 is a token like others
     return {"examples": examples, "batch": batch, "buckets": buckets}
@@ -92,15 +92,15 @@ def probe_fit(names, seed):
         "layout": str(answer.get("layout", "data")),
         "shards": {str(key): list(axes) for key, axes in answer.get("shards", {}).items()},
     }
+    asked = {"chosen": chosen, "axes": _kernel_axes(chosen["shards"])}
     try:
         report = tpu.compile_step(wide_block, TOPOLOGY, ROWS, loss="mse", arguments=block_sizes(seed), **chosen)
     except tpu.NoCompiler:
-        return {"chosen": chosen, "axes": _kernel_axes(chosen["shards"]), "compiled": False}
+        return {**asked, "compiled": False}
     except CourseError as error:
         raise Stopped("raised", str(error), str(error)) from None
     return {
-        "chosen": chosen,
-        "axes": _kernel_axes(chosen["shards"]),
+        **asked,
         "compiled": True,
         "fits": report.fits,
         "verdict": report.verdict,
@@ -167,16 +167,8 @@ def probe_tiles(names, seed):
     """The learner's bytes for each matrix, and the width for each budget."""
     return {
         "bytes": [names["stored_bytes"](*matrix) for matrix in matrices(seed)],
-        "widths": [ask_width(names["widest"], case) for case in budgets(seed)],
+        "widths": [ask_or_refused(names["widest"], case) for case in budgets(seed)],
     }
-
-
-def ask_width(widest, case):
-    """The width, or NO_FIT."""
-    try:
-        return widest(**case)
-    except ValueError:
-        return NO_FIT
 
 
 # q4: rows per host
@@ -262,7 +254,7 @@ def trainings(seed: int) -> list[dict[str, object]]:
                 "largest_batch": int(40 * room * hidden * rng.uniform(0.8, 1.2)) + 1,
             }
         )
-    return [cases[place] for place in rng.permutation(len(cases))]
+    return shuffled(rng, cases)
 
 
 def probe_slices(names, seed):

@@ -8,10 +8,8 @@ import weakref
 
 import numpy as np
 
+from course_lib.exercises.probes.cases import REFUSED, ask_or_refused, shuffled
 from course_lib.exercises.probes.state import device_names, device_of
-
-NO_ANSWER = "ValueError"  # of q2 and q4, where nothing fits
-
 
 # q1: a model on two devices
 
@@ -115,7 +113,7 @@ def pipelines(seed: int) -> list[dict[str, object]]:
         ("1F1B", 12, [1.0] * 8, 0.1, 50.0),
         ("1F1B", 12, [1.0] * 8, 0.75, 13.0),
     ]
-    return [_pipeline(*cases[place], rng.uniform(1e6, 1e8)) for place in rng.permutation(len(cases))]
+    return [_pipeline(*case, rng.uniform(1e6, 1e8)) for case in shuffled(rng, cases)]
 
 
 def _pipeline(schedule, batch, example, largest_bubble, memory, scale):
@@ -130,15 +128,7 @@ def _pipeline(schedule, batch, example, largest_bubble, memory, scale):
 
 def probe_micro_batches(names, seed):
     """The learner's m for each case, or that it raised a ValueError."""
-    return {"counts": [ask_for_one(names["choose_micro_batches"], case) for case in pipelines(seed)]}
-
-
-def ask_for_one(function, case):
-    """What it returns, or NO_ANSWER."""
-    try:
-        return function(**case)
-    except ValueError:
-        return NO_ANSWER
+    return {"counts": [ask_or_refused(names["choose_micro_batches"], case) for case in pipelines(seed)]}
 
 
 # q3: 1F1B
@@ -191,8 +181,8 @@ def layer_rows(seed: int) -> list[dict[str, object]]:
 
 def probe_balance(names, seed):
     """The learner's cut of each row, as lists of layer numbers, or that it raised a ValueError."""
-    cuts = [ask_for_one(names["cut_layers"], case) for case in layer_rows(seed)]
-    return {"cuts": [cut if cut == NO_ANSWER else [[int(layer) for layer in part] for part in cut] for cut in cuts]}
+    cuts = [ask_or_refused(names["cut_layers"], case) for case in layer_rows(seed)]
+    return {"cuts": [cut if cut == REFUSED else [[int(layer) for layer in part] for part in cut] for cut in cuts]}
 
 
 # q5: one stage

@@ -3,17 +3,16 @@
 Needs NumPy; JAX for q2, and Keras on JAX for q4 in another process. The inputs are functions of the seed.
 """
 
-import re
-
 import numpy as np
 
 from course_lib import cluster
 from course_lib.exercises.ask import Stopped
 from course_lib.exercises.probes import workers
+from course_lib.exercises.probes.cases import ask_or_refused, shuffled
+from course_lib.exercises.probes.ex07_mesh_step import train_on_a_mesh
 
 MESH = (2, 4)  # of q2 and q4: data, model
 SHARE = 7  # q4: a device may hold one part in this many; its eight devices cannot hold less than one in eight
-NO_MESH = "ValueError"  # q6's answer where no mesh fits
 
 
 # q1: attention, cut by heads
@@ -138,9 +137,8 @@ def _layout(rng: np.random.Generator, mesh: dict[str, int]) -> dict[str, object]
         (".*embeddings", ("expert", None)),
         ("block2_attention_out/k.*", ("model", None)),  # the last key is before it for its only variable
     ]
-    keys = [keys[place] for place in rng.permutation(len(keys))]
     exact = {"block1_mlp_out/kernel": ("data", "model"), "block2_attention_out/kernel": ("data", "model")}
-    return {"shapes": shapes, "layout": dict(keys) | exact, "mesh": mesh}
+    return {"shapes": shapes, "layout": dict(shuffled(rng, keys)) | exact, "mesh": mesh}
 
 
 def probe_coverage(names, seed):
@@ -177,67 +175,6 @@ def probe_layout(names, seed):
     if "refused" in result:
         raise Stopped("raised", result["refused"], result["refused"])
     return result
-
-
-def train_on_a_mesh(task, keys, sizes, mesh):
-    """A worker's program: one step of SGD with momentum, alone and under the layout; or why the layout was refused."""
-    from course_lib import devices
-
-    names = devices.simulate(mesh[0] * mesh[1], "jax").names
-
-    import keras
-
-    from course_lib import models, sharding
-    from course_lib.errors import CourseError
-    from course_lib.layout_maps import plan_layout
-
-    alone = models.transformer(**sizes)
-    if refused := _cuts_nothing(keys, [variable.path for variable in alone.weights]):
-        return {"refused": refused}
-    layout_map = keras.distribution.LayoutMap(keras.distribution.DeviceMesh(mesh, ["data", "model"], list(names)))
-    try:
-        for key, axes in keys.items():
-            layout_map[key] = tuple(axes)
-        plan_layout(alone, layout_map)
-    except (CourseError, ValueError) as error:
-        return {"refused": str(error)}
-    tokens = np.random.default_rng(0).integers(0, sizes["vocabulary"], (8, sizes["sequence_length"] + 1))
-    wanted = _step(alone, tokens)
-    with keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="data").scope():
-        split = models.transformer(**sizes)
-        change = _step(split, tokens)
-    held = [sharding.device_bytes([*model.weights, *model.optimizer.variables]) for model in (alone, split)]
-    return {
-        "bytes_alone": max(held[0].values()),
-        "bytes_held": list(held[1].values()),
-        "axes": {variable.path: [axis or "" for axis in variable.value.sharding.spec] for variable in split.weights},
-        "off": float(np.linalg.norm(change - wanted) / np.linalg.norm(wanted)),
-    }
-
-
-def _cuts_nothing(keys, paths) -> str:
-    """Which key matches no whole path, so that 3.15 and 3.13 of Keras refuse the same ones; empty when all do."""
-    for key in keys:
-        if not any(re.fullmatch(key, path) for path in paths):
-            part = next((path for path in paths if re.search(key, path)), None)
-            return (
-                f"the key {key!r} matches {f'only a part of {part}' if part else 'no variable at all'}, "
-                "so it cuts nothing"
-            )
-    return ""
-
-
-def _step(model, tokens) -> np.ndarray:
-    """By how much one step on one batch changes all weights, as one vector."""
-    import keras
-
-    def weights():
-        return np.concatenate([np.ravel(variable.value) for variable in model.weights])
-
-    before = weights()
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    model.fit(tokens[:, :-1], tokens[:, 1:], batch_size=len(tokens), verbose=0)
-    return weights() - before
 
 
 # q5: bytes under ZeRO
@@ -292,25 +229,17 @@ def clusters(seed: int) -> list[dict[str, int]]:
         {"machine_devices": 2},
     ]
     cases = [_cluster(base | changed, int(rng.integers(1, 10)), rng.uniform(0.5e9, 2e9)) for changed in special]
-    return [cases[place] for place in rng.permutation(len(cases))]
+    return shuffled(rng, cases)
 
 
 def _cluster(case: dict, times: int, gigabyte: float) -> dict[str, int]:
     sizes = ("whole", "cut", "example_whole", "example_cut", "memory")
-    counts = {
-        name: case[name] * (times if name in ("devices", "global_batch") else 1) for name in case if name not in sizes
-    }
+    counts = {name: number for name, number in case.items() if name not in sizes}
+    counts["devices"] *= times
+    counts["global_batch"] *= times
     return counts | {f"{name}_bytes": int(case[name] * gigabyte) for name in sizes}
 
 
 def probe_mesh(names, seed):
     """The learner's mesh for each case, or that it raised a ValueError."""
-    return {"meshes": [ask_mesh(names["choose_mesh"], case) for case in clusters(seed)]}
-
-
-def ask_mesh(choose_mesh, case):
-    """[data, model], or NO_MESH."""
-    try:
-        return list(choose_mesh(**case))
-    except ValueError:
-        return NO_MESH
+    return {"meshes": [ask_or_refused(names["choose_mesh"], case, list) for case in clusters(seed)]}

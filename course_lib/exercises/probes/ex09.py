@@ -1,24 +1,20 @@
-"""Probes of exercise 09: a loss scale's window, its state machine, an overflow among replicas, dtypes, a comparison.
+"""Probes of exercise 09: a loss scale's window, its state machine, an overflow among replicas, dtypes.
 
 Needs NumPy; TensorFlow for q3 and q4. The inputs are functions of the seed.
 """
 
 import contextlib
-import functools
-import itertools
 import math
 from unittest import mock
 
 import numpy as np
 
-from course_lib.exercises.probes.state import copies_of, device_names
+from course_lib.exercises.probes.cases import ask_or_refused, shuffled
+from course_lib.exercises.probes.replicas import local_arrays, mirrored_strategy, on_replicas, per_replica
+from course_lib.exercises.probes.state import copies_of
 
-NO_SCALE = "ValueError"  # q1's answer where no scale is right
 REPLICAS, MOMENTUM = 3, 0.9  # of q3
 POLICIES = ("mixed_float16", "mixed_bfloat16")  # of q4
-TOLERANCE = 0.01  # q5's verdicts
-CONTROL, HELD_OUT = "float32", "held out"
-DISTURBED = {0: 20.0, 1: 25.0, 2: 30.0, 3: 0.2}  # a mixed trial's steps after its warm-up: how many times as long
 
 
 # q1: a loss scale's window
@@ -45,21 +41,13 @@ def gradient_sets(seed: int) -> list[dict[str, object]]:
         ([negative_and_large(spread(200, -34, -12))], 0.1),
         ([spread(100, -18, 2), spread(20, -20, -5)], 0.02),
     ]
-    shuffled = [cases[place] for place in rng.permutation(len(cases))]
-    return [{"gradients": gradients, "largest_lost_share": share} for gradients, share in shuffled]
+    return [{"gradients": gradients, "largest_lost_share": share} for gradients, share in shuffled(rng, cases)]
 
 
 def probe_scale(names, seed):
     """The learner's scale for each case, or that it raised a ValueError."""
     with np.errstate(all="ignore"):  # an overflow is what a wrong scale gives
-        return {"scales": [_ask_scale(names["smallest_scale"], case) for case in gradient_sets(seed)]}
-
-
-def _ask_scale(smallest_scale, case):
-    try:
-        return float(smallest_scale(**case))
-    except ValueError:
-        return NO_SCALE
+        return {"scales": [ask_or_refused(names["smallest_scale"], case, float) for case in gradient_sets(seed)]}
 
 
 # q2: a loss scale's state machine
@@ -99,7 +87,7 @@ def transitions(seed: int) -> list[dict[str, object]]:
         case(gradients(math.nan)),
         case(gradients(math.inf), scale=1.0),
     ]
-    return [cases[place] for place in rng.permutation(len(cases))]
+    return shuffled(rng, cases)
 
 
 def probe_updates(names, seed):
@@ -151,7 +139,7 @@ def probe_replica_step(names, seed):
     import keras
     import tensorflow as tf
 
-    strategy = _strategy()
+    strategy = mirrored_strategy(REPLICAS)
     run = overflowing_run(seed, strategy.num_replicas_in_sync)
     with strategy.scope():
         inputs = keras.Input((3,))
@@ -162,31 +150,21 @@ def probe_replica_step(names, seed):
         optimizer.build(model.trainable_variables)
     model.set_weights([run["weights"]])
 
-    step = tf.function(functools.partial(strategy.run, names["replica_step"]))  # as in exercise 02
+    step = on_replicas(strategy, names["replica_step"])
     seen = []
     for shards in run["steps"]:
-        x, y = (_per_replica(strategy, part) for part in zip(*shards))
         global_batch = tf.constant(float(sum(len(x) for x, _ in shards)))
         with _threads_met_at_once():
-            returned = step(args=(model, optimizer, x, y, global_batch))
+            returned = step(args=(model, optimizer, *per_replica(strategy, shards), global_batch))
         seen.append(
             {
                 "weights": copies_of(strategy, model.trainable_variables[0]),
                 "scales": [float(scale) for scale in copies_of(strategy, optimizer.dynamic_scale)],
                 "iterations": int(optimizer.iterations.numpy()),
-                "returned": [float(np.asarray(part)) for part in strategy.experimental_local_results(returned)],
+                "returned": [float(part) for part in local_arrays(strategy, returned)],
             }
         )
     return {"steps": seen}
-
-
-@functools.cache
-def _strategy():
-    import tensorflow as tf
-
-    # As in exercise 02: this strategy's collectives must not meet those of the learner's.
-    names, reduction = device_names()[:REPLICAS], tf.distribute.ReductionToOneDevice()
-    return tf.distribute.MirroredStrategy(names, cross_device_ops=reduction)
 
 
 @contextlib.contextmanager
@@ -198,14 +176,6 @@ def _threads_met_at_once():
     wait = coordinator.wait_for_stop
     with mock.patch.object(coordinator, "wait_for_stop", lambda self, timeout=None: wait(self, timeout and 0.01)):
         yield
-
-
-def _per_replica(strategy, values):
-    import tensorflow as tf
-
-    return strategy.experimental_distribute_values_from_function(
-        lambda context: tf.constant(values[context.replica_id_in_sync_group])
-    )
 
 
 # q4: dtypes by layer
@@ -247,134 +217,4 @@ def _built(mixed_model, policy, wanted):
         "global_policy_kept": left == before.name,
         "logits_dtype": keras.backend.standardize_dtype(logits.dtype),
         "logits": np.asarray(keras.ops.cast(logits, "float32")),
-    }
-
-
-# q5: a fair comparison
-
-
-def comparison(seed: int) -> dict[str, object]:
-    """q5's arguments without the trials, and how much time the mixed steps really take."""
-    rng = np.random.default_rng(seed)
-    policy = str(rng.choice(POLICIES))
-    return {
-        "arguments": {
-            "mixed": policy,
-            "seeds": [int(number) for number in rng.choice(1000, 5, replace=False)],
-            "warmup": int(rng.integers(17, 20)),  # more than the repeats, so that a median shows them
-            "repeats": 15,
-        },
-        "ratio": float(rng.uniform(0.5, 0.75)),
-    }
-
-
-def held_out_difference(seed: int, trial_seed: int, updates: int) -> float:
-    """By how much the mixed trial's error on held-out examples exceeds float32's."""
-    mixed = comparison(seed)["arguments"]["mixed"]
-    return _error(seed, mixed, trial_seed, updates, HELD_OUT) - _error(seed, CONTROL, trial_seed, updates, HELD_OUT)
-
-
-def _error(seed, policy, trial_seed, updates, split) -> float:
-    """Falls with the updates; differs by seeds far more than by policy; mixed looks better where it was trained."""
-    unlucky = trial_seed == comparison(seed)["arguments"]["seeds"][0]
-    by_seed = np.random.default_rng([seed, trial_seed]).uniform(0.1, 0.3) + (0.25 if unlucky else 0.0)
-    noise = np.random.default_rng([seed, trial_seed, policy == CONTROL]).uniform(0, 0.01)
-    mixed = 0.0 if policy == CONTROL else 0.02 if split == HELD_OUT else -0.02
-    return float(by_seed * (0.5 if split != HELD_OUT else 1) + noise + mixed + 0.5 * math.exp(-updates / 20))
-
-
-class PrecisionBench:
-    """A machine with its own clock that gets slower with every step, and the trials that run on it.
-
-    The first steps of a trial are slow, and a few of mixed's later ones are far too slow or too fast.
-    """
-
-    SLOWER = 1.01  # by so much after every step
-
-    def __init__(self, seed: int):
-        self._seed, self._case = seed, comparison(seed)
-        self._now, self._steps = 100.0, 0
-        self.asked: list[list[object]] = []  # [policy, trial's seed, updates, split]
-        self.timed: list[str] = []  # the policies of all steps after the warm-up, in order
-
-    def clock(self) -> float:
-        return self._now
-
-    def new_trial(self, policy: str, seed: int) -> "PrecisionTrial":
-        return PrecisionTrial(self, policy, int(seed))
-
-    def run(self, policy: str, trial_seed: int, number: int) -> None:
-        """Take one step, the trial's `number`-th from 0."""
-        mixed = policy != CONTROL
-        rng = np.random.default_rng([self._seed, trial_seed, number, mixed])
-        late = number - self._case["arguments"]["warmup"]
-        if late < 0:
-            seconds = (80.0 if mixed else 10.0) * (5 if number == 0 else 1)
-        elif mixed:
-            seconds = self._case["ratio"] * DISTURBED.get(late, 1.0)
-        else:
-            seconds = 1.0
-        self._now += seconds * rng.uniform(0.995, 1.005) * self.SLOWER**self._steps
-        self._steps += 1
-        if late >= 0:
-            self.timed.append(policy)
-
-    def error(self, policy: str, trial_seed: int, updates: int, split: str) -> float:
-        self.asked.append([policy, trial_seed, updates, split])
-        return _error(self._seed, policy, trial_seed, updates, split)
-
-
-class PrecisionTrial:
-    """One training run on the bench: what q5's `new_trial` gives."""
-
-    def __init__(self, bench: PrecisionBench, policy: str, seed: int):
-        self._bench, self._who, self._updates = bench, (policy, seed), 0
-
-    def step(self) -> None:
-        self._bench.run(*self._who, self._updates)
-        self._updates += 1
-
-    def error(self, split: str) -> float:
-        return self._bench.error(*self._who, self._updates, split)
-
-
-def verdicts(seed: int) -> list[dict[str, object]]:
-    """q5's cases: differences with a mean and a standard error, both in tolerances, and the verdict that they allow."""
-    rng = np.random.default_rng(seed)
-    cases = [
-        (0.1, 0.1, 6, "no difference"),
-        (0.5, 0.15, 6, "no difference"),
-        (-0.4, 0.1, 7, "no difference"),
-        (0.5, 0.4, 6, "undecided"),
-        (0.9, 0.4, 6, "undecided"),
-        (1.5, 0.4, 6, "undecided"),
-        (-1.6, 0.4, 5, "undecided"),
-        (0.02, 0.525, 5, "undecided"),
-        (2.0, 0.3, 9, "worse"),
-        (-2.0, 0.3, 9, "better"),
-    ]
-    return [
-        {"differences": TOLERANCE * _sample(rng, *cases[place][:3]), "verdict": cases[place][3]}
-        for place in rng.permutation(len(cases))
-    ]
-
-
-def _sample(rng, mean, standard_error, count) -> np.ndarray:
-    """Numbers with exactly this mean and standard error."""
-    numbers = rng.normal(size=count)
-    numbers -= numbers.mean()
-    return mean + numbers * standard_error * math.sqrt(count) / numbers.std(ddof=1)
-
-
-def probe_comparison(names, seed):
-    """What the learner's comparison measures on the bench, what it asked for, and its verdicts."""
-    bench, arguments = PrecisionBench(seed), comparison(seed)["arguments"]
-    ratio, differences = names["compare_precisions"](bench.new_trial, bench.clock, **arguments)
-    said = [names["verdict"](list(map(float, case["differences"])), TOLERANCE) for case in verdicts(seed)]
-    return {
-        "ratio": float(ratio),
-        "differences": [float(difference) for difference in differences],
-        "asked": bench.asked,
-        "most_in_a_row": max((len(list(run)) for _, run in itertools.groupby(bench.timed)), default=0),
-        "verdicts": [str(one) for one in said],
     }

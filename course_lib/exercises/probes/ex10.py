@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from course_lib.exercises.given import recordings
+from course_lib.exercises.probes.cases import shuffled
 from course_lib.planner import Cluster, Layout, Transformer, find_chip, search
 from course_lib.profiler import Event
 
@@ -123,7 +124,7 @@ def profiles(seed: int) -> list[tuple[str, list[Event]]]:
     """(bottleneck, events): some steps of each recording, faster or slower, with pauses between the steps."""
     rng = np.random.default_rng(seed)
     made = [(kind, _cut(rng, events)) for kind, events in recordings.by_bottleneck().items()]
-    return [made[place] for place in rng.permutation(len(made))]
+    return shuffled(rng, made)
 
 
 def _cut(rng, events) -> list[Event]:
@@ -139,7 +140,7 @@ def _cut(rng, events) -> list[Event]:
                 start, duration = event.start_seconds, end - event.start_seconds
                 moved.append(replace(event, start_seconds=speed * (start + pause), duration_seconds=speed * duration))
         pause += rng.uniform(0.2, 1.0) * train.duration_seconds
-    return [moved[place] for place in rng.permutation(len(moved))]
+    return shuffled(rng, moved)
 
 
 def probe_bottleneck(names, seed):

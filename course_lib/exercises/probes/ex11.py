@@ -3,7 +3,6 @@
 Needs NumPy; TensorFlow for q4. The inputs are functions of the seed.
 """
 
-import functools
 import json
 
 import numpy as np
@@ -11,7 +10,8 @@ import numpy as np
 from course_lib.exercises.ask import Stopped
 from course_lib.exercises.given.capstone_cases import WARMUP, digits_case, loops, measured
 from course_lib.exercises.given.trainer import Trainer
-from course_lib.exercises.probes.state import copies_of, device_names
+from course_lib.exercises.probes.replicas import are_identical, mirrored_strategy
+from course_lib.exercises.probes.state import copies_of
 
 EPOCHS = ((0, True), (1, True), (0, True), (0, False))  # of q1: (epoch, training), one of them asked for again
 MARK = 0.5  # what q1's augmentation adds to every pixel
@@ -141,7 +141,7 @@ def _numbers(value) -> list | int | float:
 
 def probe_training(names, seed):
     """What q4's run leaves on the replicas, how many updates it took, and how many answers are right."""
-    strategy = _strategy()
+    strategy = mirrored_strategy()
     (x, y), (test_x, test_y) = digits_case(seed)
     model = names["train"](strategy, x.copy(), y.copy())
     copies = [copies_of(strategy, variable) for variable in model.trainable_variables]
@@ -152,7 +152,7 @@ def probe_training(names, seed):
     return {
         "wanted_replicas": strategy.num_replicas_in_sync,
         "replicas": min(len(values) for values in copies),
-        "identical": all(np.array_equal(values[0], value) for values in copies for value in values),
+        "identical": are_identical(copies),
         "updates": int(copies_of(strategy, model.optimizer.iterations)[0]),
         "finite": bool(np.isfinite(logits["test"]).all()),
         "train_accuracy": _accuracy(logits["train"], y),
@@ -163,14 +163,6 @@ def probe_training(names, seed):
 
 def _accuracy(logits, labels) -> float:
     return float(np.mean(np.argmax(logits, axis=-1) == labels))
-
-
-@functools.cache
-def _strategy():
-    import tensorflow as tf
-
-    # Reducing on one device needs no collectives, which those of the learner's strategy would be confused with.
-    return tf.distribute.MirroredStrategy(device_names(), cross_device_ops=tf.distribute.ReductionToOneDevice())
 
 
 # q5: efficiencies

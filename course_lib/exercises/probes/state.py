@@ -24,7 +24,7 @@ def trust_loaded_classes() -> None:
 
 
 def genuine(value: object) -> bool:
-    """Whether a value is of a framework's own class, and not of a learner's that looks like one or is derived from it."""
+    """Whether a value's class is a framework's own, and not a learner's that looks like one or is derived from it."""
     kind = type(value)
     if _loaded is not None and kind not in _loaded:
         return False

@@ -27,8 +27,7 @@ def run(
     if not isinstance(job, cluster.Job):
         line = f"{name} returns a {type(job).__name__}, and a cluster.Job is expected"
         raise Stopped("raised", line, line)
-    if WRITE_HERE in (job.program.text or ""):
-        raise Stopped("blank", f"{job.program.function} is still blank")
+    _require_written(job)
     limits = dataclasses.replace(job.resources, limit_seconds=LIMIT_SECONDS)
     environment = {**job.environment, "CUDA_VISIBLE_DEVICES": "-1"}  # workers cannot share one GPU in a collective
     try:
@@ -45,11 +44,18 @@ def run(
 
 
 def job(program: object, **description) -> cluster.Job:
-    """The job that runs a learner's function. Raises Stopped when it cannot travel to other processes."""
+    """The job that runs a learner's function. Raises Stopped when it is blank or cannot travel to other processes."""
     try:
-        return cluster.Job(program, **description)
+        made = cluster.Job(program, **description)
     except CourseError as error:
         raise Stopped("raised", str(error), str(error)) from None
+    _require_written(made)
+    return made
+
+
+def _require_written(job: cluster.Job) -> None:
+    if WRITE_HERE in (job.program.text or ""):
+        raise Stopped("blank", f"{job.program.function} is still blank")
 
 
 def failure_at_first(running: cluster.LocalCluster) -> Stopped | None:

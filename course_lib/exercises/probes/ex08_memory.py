@@ -1,0 +1,182 @@
+"""Probe of exercise 08's q3: a step on a large batch in the memory of one micro-batch.
+
+Needs NumPy; TensorFlow in the process that it starts. The inputs are functions of the seed.
+"""
+
+import numpy as np
+
+from course_lib import cluster
+from course_lib.cluster.worker_program import WorkerProgram
+from course_lib.errors import CourseError
+from course_lib.exercises.probes import workers
+from course_lib.exercises.probes.ex08 import LARGE_RATE, MOMENTUM
+
+MICRO_BATCHES, PIXELS, WIDTH = 12, 32, 1536  # a copy of the gradients is a twentieth of what a micro-batch needs
+# TensorFlow's pool for oneDNN keeps what is freed, and so does malloc for pieces that it does not map one by one.
+EXACT_MEMORY = {"TF_ENABLE_ONEDNN_OPTS": "0", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+
+
+def step_sizes(seed: int) -> dict[str, int]:
+    """Arguments of the worker's program: the last micro-batch is smaller."""
+    rng = np.random.default_rng(seed)
+    micro_batch = 8 * int(rng.integers(14, 19))
+    rows = (MICRO_BATCHES - 1) * micro_batch + int(rng.integers(micro_batch // 4, micro_batch // 2))
+    return {"micro_batch": micro_batch, "rows": rows, "seed": int(rng.integers(1000))}
+
+
+def probe_big_step(names, seed):
+    """What the learner's step needed and did, in a new process."""
+    step = workers.job(names["big_step"]).program
+    measured = [  # behind the learner's own lines, so that an error names theirs by number
+        "def run(task, **sizes):",
+        f"    from {__name__} import measure_step",
+        f"    return measure_step({step.function}, **sizes)",
+    ]
+    lines = [step.text or f"from {step.module} import {step.function}", "", *measured, ""]
+    program = WorkerProgram("run", text="\n".join(lines), file=step.file)
+    job = cluster.Job(program, workers=1, arguments=step_sizes(seed), environment=EXACT_MEMORY)
+    return workers.run(job, "big_step").result
+
+
+def measure_step(big_step, micro_batch, rows, seed):
+    """A worker's program: the memory of plain steps and of the learner's, and what the learner's did.
+
+    Returns  bytes: of the "gradients", and the peaks of a plain step on "one" micro-batch and of "yours"; "off": how
+             far the weights' change is from that of the right gradient, and of wrong ones; "updates"; the "loss"
+             returned, and "losses", those of the micro-batches; "passes": [name, rows, inside a graph]
+    """
+    bench = _Bench(micro_batch, rows, seed)
+    bench.plain_step(bench.x[:2], bench.y[:2])  # what only a first step needs
+    one = bench.plain_peak_bytes(in_graph=False)
+    yours = bench.measure(big_step)
+    if any(in_graph for _, _, in_graph in yours["passes"]):  # a graph keeps other arrays for its backward pass
+        one = max(one, bench.plain_peak_bytes(in_graph=True))
+    losses, gradients = bench.by_micro_batch()
+    change, wanted = yours.pop("change"), _candidates(gradients, [len(part) for _, part in bench.parts])
+    peak_bytes = {"gradients": 4 * gradients[0].size, "one": one, "yours": yours.pop("peak_bytes")}
+    return {
+        **yours,
+        "bytes": peak_bytes,
+        "off": {
+            name: float(np.linalg.norm(change + LARGE_RATE * gradient) / np.linalg.norm(LARGE_RATE * gradient))
+            for name, gradient in wanted.items()
+        },
+        "losses": losses,
+    }
+
+
+def _candidates(gradients, rows) -> dict[str, np.ndarray]:
+    """The group's gradient, right and wrong, from the micro-batches' gradients and rows."""
+    right = np.average(gradients, axis=0, weights=rows)
+    return {
+        "right": right,
+        "mean of means": np.mean(gradients, axis=0),
+        "last dropped": np.mean(gradients[:-1], axis=0),
+    }
+
+
+class _Bench:
+    """A model and a big batch; every measurement starts from the same weights."""
+
+    def __init__(self, micro_batch, rows, seed):
+        import keras
+        import tensorflow as tf
+
+        from course_lib import models
+
+        rng = np.random.default_rng(seed)
+        self.micro_batch = micro_batch
+        self.x = tf.constant(rng.normal(size=(rows, PIXELS, PIXELS, 1)).astype("float32"))
+        self.y = tf.constant(rng.integers(0, 10, rows))
+        self.parts = [
+            (self.x[at : at + micro_batch], self.y[at : at + micro_batch]) for at in range(0, rows, micro_batch)
+        ]
+        self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self.model = models.cnn((PIXELS, PIXELS, 1), 10, filters=(8, 8, 8), width=WIDTH)
+        self.first = self.model.get_weights()
+        self.optimizer = self.new_optimizer()
+
+    def new_optimizer(self):
+        import keras
+
+        optimizer = keras.optimizers.SGD(LARGE_RATE, momentum=MOMENTUM)
+        optimizer.build(self.model.trainable_variables)
+        return optimizer
+
+    def gradients(self, x, y):
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            loss = self.loss(y, self.model(x, training=True))
+        return loss, tape.gradient(loss, self.model.trainable_variables)
+
+    def plain_step(self, x, y):
+        loss, gradients = self.gradients(x, y)
+        self.optimizer.apply(gradients, self.model.trainable_variables)
+        return loss
+
+    def plain_peak_bytes(self, in_graph: bool) -> int:
+        import tensorflow as tf
+
+        from course_lib import measure
+
+        if not in_graph:
+            return measure.peak_memory_bytes(lambda: self.plain_step(*self.parts[0]))
+        step = tf.function(self.plain_step)
+        # A graph's operations run side by side, not always the same ones: give it as many chances as the learner's.
+        return max(measure.peak_memory_bytes(lambda: step(*self.parts[0])) for _ in self.parts)
+
+    def measure(self, big_step) -> dict[str, object]:
+        """The learner's step on the whole batch: its peak, its loss, its passes, its updates, the weights' change."""
+        from course_lib import measure
+
+        passes, returned, optimizer = [], [], self.new_optimizer()
+
+        def loss(y, predictions):
+            return self.loss(y, _watched(predictions, passes))
+
+        def step():
+            returned.append(float(big_step(self.model, optimizer, loss, self.x, self.y, self.micro_batch)))
+
+        # What only a first step needs is not measured.
+        if big_step(self.model, self.new_optimizer(), loss, self.x[:5], self.y[:5], 2) is None:
+            raise CourseError("big_step returned nothing: return the mean loss over all rows.")
+        self.model.set_weights(self.first)
+        passes.clear()
+
+        peak_bytes = measure.peak_memory_bytes(step)
+        change = [np.ravel(now - then) for now, then in zip(self.model.get_weights(), self.first)]
+        return {
+            "peak_bytes": peak_bytes,
+            "loss": returned[0],
+            "passes": passes,
+            "updates": int(optimizer.iterations.numpy()),
+            "change": np.concatenate(change),
+        }
+
+    def by_micro_batch(self) -> tuple[list[float], list[np.ndarray]]:
+        """Every micro-batch's loss, and its gradients as one vector."""
+        self.model.set_weights(self.first)
+        computed = [self.gradients(*part) for part in self.parts]
+        losses = [float(loss) for loss, _ in computed]
+        return losses, [np.concatenate([np.ravel(one) for one in gradients]) for _, gradients in computed]
+
+
+def _watched(predictions, passes):
+    """The predictions as they are; each pass through them is noted."""
+    import tensorflow as tf
+
+    def note(name):
+        passes.append([name, predictions.shape[0] or 0, not tf.executing_eagerly()])
+
+    @tf.custom_gradient
+    def identity(predictions):
+        note("forward")
+
+        def backward(upstream):
+            note("backward")
+            return upstream
+
+        return tf.identity(predictions), backward
+
+    return identity(predictions)
