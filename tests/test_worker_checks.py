@@ -75,14 +75,14 @@ def test_the_outcome_of_a_good_program_comes_back():
     assert workers.run(workers.job(answer), "make_job").results == {"worker 0": {"index": 0}, "worker 1": {"index": 1}}
 
 
-def test_an_exception_in_a_worker_is_told_with_the_programs_own_line():
-    told = stopped(BROKEN)
-    assert told["kind"] == "raised"
-    assert "failed: KeyError: 'epochs'" in told["line"] and "\n" not in told["line"]
-    assert told["line"].endswith('in broken, line 3 of the program: return settings["epochs"]')
+def test_an_exception_in_a_worker_is_shown_with_the_programs_own_line():
+    failure = stopped(BROKEN)
+    assert failure["kind"] == "raised"
+    assert "failed: KeyError: 'epochs'" in failure["line"] and "\n" not in failure["line"]
+    assert failure["line"].endswith('in broken, line 3 of the program: return settings["epochs"]')
 
 
-def test_a_program_that_returns_nothing_is_told_so():
+def test_a_program_that_returns_nothing_is_named():
     assert stopped(returns_nothing) == {
         "kind": "nothing",
         "line": "returns_nothing returned nothing; does it end with a `return`?",
@@ -93,8 +93,8 @@ def test_a_program_that_returns_nothing_is_told_so():
 def test_a_program_that_never_ends_is_stopped_and_leaves_no_process(monkeypatch):
     monkeypatch.setattr(workers, "LIMIT_SECONDS", 5)
     before = set(psutil.Process().children(recursive=True))  # other tests' helpers
-    told = stopped(hangs)
-    assert told["kind"] == "raised" and "5 s" in told["line"] and "\n" not in told["line"]
+    failure = stopped(hangs)
+    assert failure["kind"] == "raised" and "5 s" in failure["line"] and "\n" not in failure["line"]
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
@@ -106,8 +106,8 @@ def test_a_check_may_kill_a_task_of_the_running_cluster():
 def test_a_kill_whose_moment_never_comes_is_stopped_and_leaves_no_process(monkeypatch):
     monkeypatch.setattr(workers, "LIMIT_SECONDS", 5)
     before = set(psutil.Process().children(recursive=True))
-    told = stopped(hangs, kill_worker_1)
-    assert told["kind"] == "raised" and "5 s" in told["line"] and "\n" not in told["line"]
+    failure = stopped(hangs, kill_worker_1)
+    assert failure["kind"] == "raised" and "5 s" in failure["line"] and "\n" not in failure["line"]
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
@@ -118,7 +118,7 @@ def test_a_kill_whose_moment_never_comes_is_stopped_and_leaves_no_process(monkey
         (leaves_at_first, "chief 0 ended with exit code 3 before its program returned"),
     ],
 )
-def test_a_program_that_ended_before_its_kill_is_told_how(program, line):
+def test_a_program_that_ended_before_its_kill_is_described(program, line):
     assert ask(ex04.probe_recovery, ("train_through",), {"train_through": program}, 0)["stopped"]["line"] == line
 
 
