@@ -122,7 +122,7 @@ def test_a_program_that_ended_before_its_kill_is_described(program, line):
     assert ask(ex04.probe_recovery, ("train_through",), {"train_through": program}, 0)["stopped"]["line"] == line
 
 
-def test_what_is_no_job_is_refused_before_anything_starts():
+def test_what_is_not_a_job_is_refused_before_anything_starts():
     with pytest.raises(Stopped, match="make_job returns a dict, and a cluster.Job is expected"):
         workers.run({}, "make_job")
 
