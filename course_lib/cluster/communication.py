@@ -42,11 +42,6 @@ class LinkTiming:
     measured_seconds: float
 
     @property
-    def ring_bytes(self) -> float:
-        """2(N-1)/N of the buffer."""
-        return ring_bytes(self.workers, self.buffer_bytes)
-
-    @property
     def predicted_seconds(self) -> float:
         """Computing, then communicating: nothing overlaps, and latency is left out."""
         return self.compute_seconds + ring_seconds(self.workers, self.buffer_bytes, self.megabits)
