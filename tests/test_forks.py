@@ -181,12 +181,12 @@ def test_a_run_goes_on_without_the_server_that_began_it(forks):
 def test_a_server_that_dies_while_it_is_asked_is_one_line_and_the_next_start_has_another(forks, monkeypatch, tmp_path):
     start_supervisor.stop_server()
     nowhere = {"PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"}  # no Python starts so
-    monkeypatch.setattr(start_supervisor, "environment_space", lambda: nowhere)
+    monkeypatch.setattr(start_supervisor, "ENVIRONMENT_SPACE", nowhere)
     with pytest.raises(CourseError) as error:
         cluster.start(cluster.Job(waits, resources=RESOURCES))
     assert "the process that forks a cluster's tasks has ended" in one_line(error)
     assert_nothing_left(tmp_path)
-    monkeypatch.setattr(start_supervisor, "environment_space", fork.environment_space)
+    monkeypatch.setattr(start_supervisor, "ENVIRONMENT_SPACE", fork.ENVIRONMENT_SPACE)
     cluster.start(cluster.Job(waits, resources=RESOURCES), show=None).stop()
 
 

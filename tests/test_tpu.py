@@ -310,9 +310,8 @@ def test_the_step_equals_keras_own_on_eight_devices():
             placement = place(training, sizes, layout, shards)
             mesh = Mesh(np.array(jax.devices()).reshape(4, 2), tuple(sizes))
             pin_rows(training.model, mesh)
-            put = lambda vs, axes: [jax.device_put(v.value, NamedSharding(mesh, P(*a))) for v, a in zip(vs, axes)]
-            model = training.model
-            state = tuple(put(variables, axes) for variables, axes in placement.pairs(training))
+            put = lambda placed: [jax.device_put(v.value, NamedSharding(mesh, P(*axes))) for v, axes in placed]
+            model, state = training.model, tuple(map(put, placement))
             batch = [jax.device_put(v, NamedSharding(mesh, P("data"))) for v in (x, y)]
             where = jax.tree.map(lambda v: v.sharding, state)
             step = jax.jit(train_step(training, accumulation), out_shardings=(None, *where))
@@ -387,17 +386,16 @@ def test_layouts_reach_stacked_weights_and_optimizer_slots_and_nothing_is_alloca
         training = build(make, "adam", "sparse_categorical_crossentropy", "mixed_bfloat16")
         mesh = {"data": 64, "model": 8}
         shards = {".*(query|mlp_in)/kernel": (None, "model"), ".*mlp_out/kernel": ("model", None)}
-        placement = place(training, mesh, "fsdp", shards)
-        where = dict(zip([v.path for v in training.model.trainable_variables], placement.trainable))
+        trainable, _, optimizers = place(training, mesh, "fsdp", shards)
+        where = {v.path: axes for v, axes in trainable}
         assert where["blocks/block_mlp_in/kernel"] == (None, "data", "model")
         assert where["blocks/block_mlp_out/kernel"] == (None, "model", "data")
         assert where["token_embedding/embeddings"] == ("data", None)
-        slots = dict(zip([v.path for v in training.optimizer.variables], placement.slots))
+        slots = {v.path: axes for v, axes in optimizers}
         assert slots["adam/blocks_block_mlp_in_kernel_velocity"] == (None, "data", "model")
         assert slots["adam/iteration"] == ()
-        count = lambda vs, axes: sum(shard_bytes(v, a, mesh) for v, a in zip(vs, axes))
-        held = count(training.model.trainable_variables, placement.trainable)
-        assert count(training.optimizer.variables, placement.slots) == 2 * held + 8  # two moments, and two scalars
+        count = lambda placed: sum(shard_bytes(v, axes, mesh) for v, axes in placed)
+        assert count(optimizers) == 2 * count(trainable) + 8  # two moments, and two scalars
         assert training.model.count_params() > 64e9
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 * 2**20  # KiB; the parameters are 260 GB
         """

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from course_lib.cluster import kubernetes, slurm
 from course_lib.cluster.job import FRAMEWORKS, Job, Resources
 from course_lib.cluster.local import run
 from course_lib.cluster.outcome import RunFailed
-from course_lib.errors import CourseError
+from course_lib.cluster.worker_program import name_and_value, search_current_folder
 
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
@@ -125,21 +124,10 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 
 def _job(arguments: argparse.Namespace) -> Job:
     named = vars(arguments)
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # "module:function" of the folder that one types in, as for python -m
+    search_current_folder()
     return Job(
         arguments.program,
-        arguments=dict(map(_name_and_value, arguments.argument)),
+        arguments=dict(map(name_and_value, arguments.argument)),
         resources=Resources(**{name: named[name] for name in Resources.__dataclass_fields__ if name in named}),
         **{name: named[name] for name in ("workers", "parameter_servers", "evaluator", "framework", "restarts")},
     )
-
-
-def _name_and_value(text: str) -> tuple[str, object]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier():
-        raise CourseError(f"--argument takes NAME=VALUE, such as epochs=2, not {text!r}.")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value

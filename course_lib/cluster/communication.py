@@ -7,6 +7,8 @@ Source: Patarasuk & Yuan (2009), JPDC 69(2).
 """
 
 import json
+import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,11 +40,6 @@ class LinkTiming:
     sent_bytes: float
     compute_seconds: float
     measured_seconds: float
-
-    @property
-    def ring_bytes(self) -> float:
-        """2(N-1)/N of the buffer."""
-        return ring_bytes(self.workers, self.buffer_bytes)
 
     @property
     def predicted_seconds(self) -> float:
@@ -89,7 +86,7 @@ def measure_training(megabits: Sequence[float] = (50, 100, 200)) -> list[LinkTim
 
     Raises  CourseError where links cannot be limited
     """
-    return _measure(timed_training_steps, megabits, 2, {"rows": ROWS, "repeats": 7})
+    return _measure(timed_training_steps, megabits, 2, {"repeats": 7})
 
 
 def stored(name: str) -> tuple[str, list[LinkTiming]]:
@@ -129,7 +126,7 @@ def timed_all_reduces(task, megabits, sizes, repeats):
     return rows
 
 
-def timed_training_steps(task, megabits, rows, repeats):
+def timed_training_steps(task, megabits, repeats):
     """A worker's program: one row per rate; each training step takes turns with the same step on this worker alone."""
     import keras
     import tensorflow as tf
@@ -142,14 +139,11 @@ def timed_training_steps(task, megabits, rows, repeats):
     def made():
         layers = [keras.layers.Dense(LAYER_UNITS, activation="relu") for _ in range(LAYERS)]
         model = keras.Sequential([keras.Input((FEATURES,)), *layers, keras.layers.Dense(CLASSES)])
-        return (
-            model,
-            keras.optimizers.SGD(0.01),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none"),
-        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+        return model, keras.optimizers.SGD(0.01), loss
 
-    x = tf.random.stateless_normal((rows, FEATURES), (0, task.index))
-    y = tf.random.stateless_uniform((rows,), (1, task.index), maxval=CLASSES, dtype=tf.int32)
+    x = tf.random.stateless_normal((ROWS, FEATURES), (0, task.index))
+    y = tf.random.stateless_uniform((ROWS,), (1, task.index), maxval=CLASSES, dtype=tf.int32)
     alone = training.single_device_step(*made())
     with strategy.scope():
         model, optimizer, loss = made()
@@ -172,8 +166,6 @@ def _ring_strategy():
 
 def _time(step, repeats, compute=lambda: None) -> dict[str, float]:
     """Median seconds of a step and of its computing, in turns; frame bytes sent per step."""
-    import statistics
-    import time
 
     def seconds(work):
         began = time.perf_counter()

@@ -14,11 +14,8 @@ from course_lib.cluster.processes import MARKS, Forked
 
 SPACE = "COURSE_SPACE"  # a variable long enough for what `_replace_environment` writes over it
 SPACE_BYTES = 2 * 4096  # a path and a name
-
-
-def environment_space() -> dict[str, str]:
-    """A variable to start a process with, so that its forks can show an environment of their own."""
-    return {SPACE: "-" * SPACE_BYTES}
+# What to start a process with, so that its forks can show their own environment.
+ENVIRONMENT_SPACE = {SPACE: "-" * SPACE_BYTES}
 
 
 def fork(work: Callable[[], int], environment: Mapping[str, str], keep: int) -> Forked:

@@ -113,15 +113,11 @@ class Job:
             ) from None
 
     @property
-    def counts(self) -> dict[str, int]:
-        """Task type to number, in the order in which tasks are named."""
-        counts = {"chief": int(self.parameter_servers > 0), "worker": self.workers, "ps": self.parameter_servers}
-        return {kind: number for kind, number in {**counts, "evaluator": int(self.evaluator)}.items() if number}
-
-    @property
     def tasks(self) -> tuple[str, ...]:
         """Every task's name: "worker 0", "worker 1", ..."""
-        return tuple(f"{kind} {index}" for kind, number in self.counts.items() for index in range(number))
+        counts = {"chief": int(self.parameter_servers > 0), "worker": self.workers, "ps": self.parameter_servers}
+        counts["evaluator"] = int(self.evaluator)
+        return tuple(f"{kind} {index}" for kind, count in counts.items() for index in range(count))
 
     @property
     def programs(self) -> tuple[str, ...]:

@@ -43,20 +43,13 @@ def manifests(job: Job, name: str, image: str, *, claim: str | None = None) -> l
             "a link of limited rate is for local runs; on Kubernetes the network is the cluster's: leave link out."
         )
     labels = {"app.kubernetes.io/name": name}
-    config = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": name, "labels": labels},
-        "data": {"job.json": job.as_json()},
-    }
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name, "labels": labels},
-        # The tasks look for each other before any of them is ready.
-        "spec": {"clusterIP": "None", "selector": {"job-name": name}, "publishNotReadyAddresses": True},
-    }
-    return [config, service, _job(job, name, labels, image, claim)]
+    common = {"apiVersion": "v1", "metadata": {"name": name, "labels": labels}}
+    config = {**common, "kind": "ConfigMap", "data": {"job.json": job.as_json()}}
+    # The tasks look for each other before any of them is ready.
+    spec = {"clusterIP": "None", "selector": {"job-name": name}, "publishNotReadyAddresses": True}
+    pods = {"metadata": {"labels": labels}, "spec": _pod(job, name, image, claim)}
+    indexed = {**common, "apiVersion": "batch/v1", "kind": "Job", "spec": {**_job_spec(job), "template": pods}}
+    return [config, {**common, "kind": "Service", "spec": spec}, indexed]
 
 
 def as_text(items: Sequence[dict]) -> str:
@@ -64,30 +57,19 @@ def as_text(items: Sequence[dict]) -> str:
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(items)}, indent=2)
 
 
-def _job(job: Job, name: str, labels: dict, image: str, claim: str | None) -> dict:
+def _job_spec(job: Job) -> dict:
     tasks = len(job.tasks)
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {
-            "completionMode": "Indexed",  # each pod gets JOB_COMPLETION_INDEX, its task's rank
-            "completions": tasks,
-            "parallelism": tasks,  # all at once: none can begin without the others
-            "backoffLimit": job.restarts * tasks,  # a lost pod takes the others with it, and each counts
-            "activeDeadlineSeconds": math.ceil(job.resources.limit_seconds),
-            **_success(job),
-            "template": {"metadata": {"labels": labels}, "spec": _pod(job, name, image, claim)},
-        },
+    spec = {
+        "completionMode": "Indexed",  # each pod gets JOB_COMPLETION_INDEX, its task's rank
+        "completions": tasks,
+        "parallelism": tasks,  # all at once: none can begin without the others
+        "backoffLimit": job.restarts * tasks,  # a lost pod takes the others with it, and each counts
+        "activeDeadlineSeconds": math.ceil(job.resources.limit_seconds),
     }
-
-
-def _success(job: Job) -> dict:
-    """The Job succeeds when every program has returned: a server started again after that would never end."""
-    if job.programs == job.tasks:
-        return {}
-    ranks = ",".join(str(rank) for rank, name in enumerate(job.tasks) if name in job.programs)
-    return {"successPolicy": {"rules": [{"succeededIndexes": ranks}]}}
+    if job.programs != job.tasks:  # success is that every program has returned: servers never end by themselves
+        ranks = ",".join(str(rank) for rank, name in enumerate(job.tasks) if name in job.programs)
+        spec["successPolicy"] = {"rules": [{"succeededIndexes": ranks}]}
+    return spec
 
 
 def _pod(job: Job, name: str, image: str, claim: str | None) -> dict:

@@ -107,11 +107,6 @@ def marked(folder: str, task: str | None = None) -> list[psutil.Process]:
     return found
 
 
-def descendants() -> list[psutil.Process]:
-    """Also those that cleared their environment: a sub-reaper inherits them."""
-    return psutil.Process().children(recursive=True)
-
-
 def end_all(find: Callable[[], Iterable[psutil.Process]]) -> None:
     """Kill what `find` finds, until it finds nothing new."""
     tried: set[psutil.Process] = set()

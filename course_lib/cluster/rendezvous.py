@@ -41,6 +41,7 @@ class Rendezvous:
         self._guests: dict[str, socket.socket] = {}
         self._returned: set[str] = set()
         self._over = False
+        self._released = threading.Event()  # of a guest
         if name == first:
             self.leave, act, self._socket = self._wait_for_others, self._welcome, listen(place[1])
         else:
@@ -61,8 +62,7 @@ class Rendezvous:
         """Report that this task's program has returned, and wait for the others."""
         with suppress(OSError):  # `_read_host` sees the loss
             _say(self._socket, RETURNED)
-        with self._changed:
-            self._changed.wait_for(lambda: self._over)
+        self._released.wait()
 
     def _welcome(self) -> None:
         while True:
@@ -94,9 +94,7 @@ class Rendezvous:
             _end(f"{self._job.tasks[0]} was lost, so {self._name} ends as well")
         if self._name not in self._job.programs:
             os._exit(0)  # a server has nothing to return
-        with self._changed:
-            self._over = True
-            self._changed.notify_all()
+        self._released.set()
 
 
 def listen(port: int) -> socket.socket:

@@ -18,6 +18,7 @@ class RunState:
     """A run as its supervisor reports it, event by event.
 
     lines  (task, "out" or "err", text), in order of arrival
+    alive  tasks whose process has not ended
     gone   tasks that ended, and that nothing but a `restart` brings back
     over   how the run ended: kind, reason, restarts; None while it runs
     closed the supervisor has ended
@@ -31,6 +32,7 @@ class RunState:
         self.lines: list[tuple[str, str, str]] = []
         self.reports: list[TaskReport] = []
         self.exits: list[Exit] = []
+        self.alive: set[str] = set()
         self.gone: set[str] = set()
         self.returned: set[str] = set()
         self.refusals: list[str] = []  # one per command: why it was not obeyed, or ""
@@ -45,8 +47,7 @@ class RunState:
             with supervisor.stdout as events:
                 for line in events:
                     with self.changed:
-                        event = json.loads(line)
-                        getattr(self, f"_on_{event.pop('event')}")(**event)
+                        self._take(json.loads(line))
                         self.changed.notify_all()
         finally:
             if not self.over:  # it was killed, and could not clean up
@@ -62,45 +63,38 @@ class RunState:
         last = next(filter(None, reversed(said)), "it was killed")
         return f"the cluster's supervisor ended ({last}), and its tasks with it; start the cluster again"
 
-    def _on_addresses(self, addresses):
-        self.addresses = addresses
-
-    def _on_started(self, task, pid, attempt):
-        self.pids[task] = pid
-        self.gone.discard(task)
-        self.returned.discard(task)
-
-    def _on_line(self, task, stream, text):
-        self.lines.append((task, stream, text))
-
-    def _on_report(self, task, attempt, values):
-        self.reports.append(TaskReport(task, attempt, values))
-
-    def _on_failed(self, task, attempt, **error):
-        self._errors[task, attempt] = error
-
-    def _on_returned(self, task, attempt):
-        self.returned.add(task)
-
-    def _on_restarting(self, tasks, after):
-        self._restarts += 1
-
-    def _on_exited(self, task, code, attempt, asked, returned):
-        self.exits.append(Exit(task, attempt, code, asked, returned, **self._errors.get((task, attempt), {})))
-
-    def _on_gone(self, task, attempt):
-        self.gone.add(task)
-
-    def _on_obeyed(self, refusal):
-        self.refusals.append(refusal)
-
-    def _on_over(self, **over):
-        self.over = over
+    def _take(self, event: dict) -> None:
+        kind, task = event.pop("event"), event.get("task")
+        match kind:
+            case "addresses":
+                self.addresses = event["addresses"]
+            case "started":
+                self.pids[task] = event["pid"]
+                self.alive.add(task)
+                self.gone.discard(task)
+                self.returned.discard(task)
+            case "line":
+                self.lines.append((task, event["stream"], event["text"]))
+            case "report":
+                self.reports.append(TaskReport(**event))
+            case "failed":
+                self._errors[task, event.pop("attempt")] = event
+            case "returned":
+                self.returned.add(task)
+            case "exited":
+                self.alive.discard(task)
+                self.exits.append(Exit(**{**self._errors.get((task, event["attempt"]), {}), **event}))
+            case "restarting":
+                self._restarts += 1
+            case "gone":
+                self.gone.add(task)
+            case "obeyed":
+                self.refusals.append(event["refusal"])
+            case "over":
+                self.over = event
 
     def running(self) -> list[str]:
-        ended = {(exit.task, exit.attempt) for exit in self.exits}
-        attempts = {task: sum(exit.task == task for exit in self.exits) for task in self.pids}
-        return [task for task in self.pids if not self.over and (task, attempts[task]) not in ended]
+        return [task for task in self.pids if task in self.alive and not self.over]
 
     def silent(self, task: str) -> bool:
         """A task that will report nothing more: its program returned, and nothing will run it again."""
@@ -142,11 +136,8 @@ class RunState:
 
     def _last_words(self) -> str:
         last = {report.task: report.values for report in self.reports}
-        said = (
-            ", ".join(f"{k}={v}" for k, v in last[name].items()) if name in last else "nothing"
-            for name in self.job.programs
-        )
-        return "last reports: " + "; ".join(f"{name} {words}" for name, words in zip(self.job.programs, said))
+        said = {name: ", ".join(f"{k}={v}" for k, v in values.items()) for name, values in last.items()}
+        return "last reports: " + "; ".join(f"{name} {said.get(name, 'nothing')}" for name in self.job.programs)
 
 
 def first(items: Sequence, fits: Callable[[object], bool]) -> Callable[[], object]:

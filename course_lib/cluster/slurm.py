@@ -55,10 +55,21 @@ def write_batch(job: Job, folder: Path, *, python: str = sys.executable, options
         raise CourseError(
             "a link of limited rate is for local runs; under Slurm the network is the cluster's: leave link out."
         )
-    folder = Path(folder).resolve()
+    folder, resources = Path(folder).resolve(), job.resources
+    cpus = resources.cpus or 1
+    own = [
+        f"--job-name={job.program.function}",
+        f"--output={folder}/batch.log",
+        f"--ntasks={len(job.tasks)}",
+        f"--cpus-per-task={cpus}",
+        f"--mem-per-cpu={math.ceil(resources.memory_gib * 1024 / cpus)}M",
+        *([f"--gpus-per-task={resources.gpus}"] if resources.gpus else []),
+        f"--time={math.ceil(resources.limit_seconds / 60)}",
+        "--requeue" if job.restarts else "--no-requeue",  # after the loss of a node
+    ]
     script = SCRIPT.format(
-        directives="\n".join(f"#SBATCH {option}" for option in (*_options(job, folder), *options)),
-        cpus=_cpus(job),
+        directives="\n".join(f"#SBATCH {option}" for option in (*map(shlex.quote, own), *options)),
+        cpus=cpus,
         restarts=job.restarts,
         folder=shlex.quote(str(folder)),
         python=shlex.quote(python),
@@ -132,22 +143,3 @@ def _failure(folder: Path) -> RunFailed | None:
     ]
     cause = first_cause(exits)
     return cause and RunFailed(f"{cause} (all tasks' lines are in {folder}/task-*.log)", cause, exits, {})
-
-
-def _cpus(job: Job) -> int:
-    return job.resources.cpus or 1
-
-
-def _options(job: Job, folder: Path) -> list[str]:
-    resources = job.resources
-    options = [
-        f"--job-name={job.program.function}",
-        f"--output={folder}/batch.log",
-        f"--ntasks={len(job.tasks)}",
-        f"--cpus-per-task={_cpus(job)}",
-        f"--mem-per-cpu={math.ceil(resources.memory_gib * 1024 / _cpus(job))}M",
-        *([f"--gpus-per-task={resources.gpus}"] if resources.gpus else []),
-        f"--time={math.ceil(resources.limit_seconds / 60)}",
-        "--requeue" if job.restarts else "--no-requeue",  # after the loss of a node
-    ]
-    return [shlex.quote(option) for option in options]

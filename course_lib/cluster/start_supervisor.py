@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from course_lib.cluster.fork import environment_space
+from course_lib.cluster.fork import ENVIRONMENT_SPACE
 from course_lib.cluster.job import FRAMEWORKS, Job
 from course_lib.cluster.processes import Forked
 from course_lib.errors import CourseError
@@ -86,7 +86,7 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 # NumPy's threads would not survive a fork
-                env={"OPENBLAS_NUM_THREADS": "1", **environment, **environment_space()},
+                env={"OPENBLAS_NUM_THREADS": "1", **environment, **ENVIRONMENT_SPACE},
             )
         self.alive = lambda: server.poll() is None  # a fork of this process has no children
         self.stop = weakref.finalize(self, _stop, self._requests, server, os.getpid())

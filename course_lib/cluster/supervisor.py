@@ -18,6 +18,8 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from course_lib.cluster import limited_links, processes
 from course_lib.cluster.job import Job
 from course_lib.cluster.outcome import CONSEQUENCES
@@ -55,9 +57,8 @@ class Supervisor:
                 for name in self.job.tasks:
                     self.tasks[name] = self.start(name, attempt=0)
             await asyncio.wait([self.over], timeout=self.job.resources.limit_seconds)
-            late = ", ".join(
-                name for name in self.job.programs if self.tasks[name].code is None and not self.tasks[name].returned
-            )
+            programs = [self.tasks[name] for name in self.job.programs]
+            late = ", ".join(task.name for task in programs if task.code is None and not task.returned)
             self.finish("limit", f"{late} did not finish within the run's {self.job.resources.limit_seconds:g} s")
         except (OSError, CourseError) as mistake:
             self.finish("mistake", str(mistake))
@@ -74,17 +75,15 @@ class Supervisor:
         (self.folder / "tmp").mkdir(exist_ok=True)
         if self.network:
             self.network.open()
-            self.addresses = {
-                name: f"{host}:{limited_links.PORT}" for name, host in zip(self.job.tasks, self.network.hosts)
-            }
+            places = [f"{host}:{limited_links.PORT}" for host in self.network.hosts]
         else:
             for port in ports or [0] * len(self.job.tasks):
                 self.held.append(processes.hold_port(port))
-            numbers = [held.getsockname()[1] for held, _ in self.held]
-            self.addresses = {name: f"localhost:{number}" for name, number in zip(self.job.tasks, numbers)}
+            places = [f"localhost:{held.getsockname()[1]}" for held, _ in self.held]
             if sys.platform != "linux":  # where a held port could not be bound again
                 for held, _ in self.held:
                     held.close()
+        self.addresses = dict(zip(self.job.tasks, places))
         self.say("addresses", addresses=self.addresses)
 
     def finish(self, kind: str, reason: str = "") -> None:
@@ -181,7 +180,7 @@ class Supervisor:
         if not task.returned and self.restarts < self.job.restarts:
             await self.recover(task)
         elif task.returned or (task.wanted and not self.job.restarts):
-            self.say("gone", task=task.name, attempt=task.attempt)  # nothing but a command starts it again
+            self.say("gone", task=task.name)  # nothing but a command starts it again
         else:
             await self.cause(task)
             self.finish("failed", f"{task.name} {'was killed' if task.wanted else 'failed'}")
@@ -192,7 +191,7 @@ class Supervisor:
                 return
             self.restarts += 1
             names = [task.name] if self.job.rejoins(task.name) else self.job.tasks
-            self.say("restarting", tasks=list(names), after=task.name)
+            self.say("restarting")
             await self.replace(names)
 
     async def cause(self, task: TaskProcess) -> None:
@@ -256,7 +255,9 @@ class Supervisor:
                 task.signal(signal.SIGKILL)
             if self.tasks:
                 await asyncio.wait([task.end for task in self.tasks.values()])
-            processes.end_all(lambda: [*processes.descendants(), *processes.marked(str(self.folder))])
+            # A sub-reaper also inherits those that cleared their environment.
+            own = psutil.Process()
+            processes.end_all(lambda: [*own.children(recursive=True), *processes.marked(str(self.folder))])
 
 
 async def main(arguments: Sequence[str], owner: int, forks: bool = False) -> None:

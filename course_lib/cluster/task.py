@@ -93,7 +93,9 @@ def run_task(folder: Path, environment: dict[str, str]) -> int:
     else:
         reports = folder / "reports" / f"attempt {attempt}"
         reports.mkdir(parents=True, exist_ok=True)
-        channel, leave = open(reports / f"{name}.jsonl", "a"), _join_others(job, name, addresses)
+        if name in addresses:
+            listen(int(addresses[name].rsplit(":", 1)[1])).close()  # the framework's own error names no remedy
+        channel, leave = open(reports / f"{name}.jsonl", "a"), Rendezvous(name, addresses, job).leave
         environment["no_grpc_proxy"] = ",".join(address.rsplit(":", 1)[0] for address in addresses.values())
     task = Task(name, addresses, shared, attempt, channel)
     environment.update(job.task_environment(name, addresses))
@@ -121,13 +123,6 @@ def _read_job(folder: Path) -> Job:
             f"{folder / 'job.json'} cannot be read on {socket.gethostname()} ({error.strerror}): "
             f"every machine must see this folder."
         ) from None
-
-
-def _join_others(job: Job, name: str, addresses: Mapping[str, str]):
-    """A call that waits until all programs have returned."""
-    if name in addresses:
-        listen(int(addresses[name].rsplit(":", 1)[1])).close()  # the framework's own error names no remedy
-    return Rendezvous(name, addresses, job).leave
 
 
 def _join_supervisor(descriptor: int):

@@ -8,8 +8,11 @@ import ast
 import builtins
 import importlib
 import inspect
+import json
 import linecache
+import os
 import symtable
+import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,6 +66,26 @@ class WorkerProgram:
 
     def __str__(self) -> str:
         return f"{self.module or self.file}:{self.function}"
+
+
+def search_current_folder() -> None:
+    """Let a command find "module:function" in the folder that it is typed in, as `python -m` does."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+def name_and_value(text: str) -> tuple[str, object]:
+    """Read a command's --argument NAME=VALUE; the value is JSON, or else text.
+
+    Raises  CourseError for anything else
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise CourseError(f"--argument takes NAME=VALUE, such as epochs=2, not {text!r}.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def _from_text(name: str) -> WorkerProgram:

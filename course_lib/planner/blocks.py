@@ -106,11 +106,6 @@ class StageBlocks:
         groups = [list(group) for _, group in groupby(blocks, key=id)]
         self.runs = [(same[0], len(same)) for same in groups]
 
-    @property
-    def first(self) -> Block:
-        """The block that receives what is sent to this stage."""
-        return self.runs[0][0]
-
     def total(self, size: Callable[[Block], float]) -> float:
         """The sum of a size over the blocks."""
         return sum(times * size(block) for block, times in self.runs)

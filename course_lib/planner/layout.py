@@ -59,8 +59,8 @@ class Layout:
     interleave   chunks of the model per stage
     split_norms  tensor parallelism also divides what lies between its matrix products
                  (Megatron's sequence parallelism)
-    keep_gathered  with split_norms: keep what was gathered for a matrix product, as nanotron does,
-                 instead of gathering it again in the backward pass, as Megatron does
+    keep_gathered  with split_norms: keep the all-gathered input of a matrix product, as nanotron does,
+                 instead of repeating the all-gather in the backward pass, as Megatron does
     Raises       CourseError for a size below 1, or a word that is not known
     """
 

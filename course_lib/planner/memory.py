@@ -92,7 +92,7 @@ def kept_bytes(block: Block, layout: Layout) -> float:
 def boundary_bytes(stage: StageBlocks, layout: Layout) -> float:
     """Bytes of one micro-batch that enter a pipeline stage on each of its devices."""
     divided = layout.sequence * (layout.tensor if layout.split_norms else 1)
-    return stage.first.inputs * layout.micro_batch * layout.numbers.compute / divided
+    return stage.runs[0][0].inputs * layout.micro_batch * layout.numbers.compute / divided
 
 
 def _stage(chain: Chain, stage: int, stages, layout: Layout, micro_batches: int, constants: Calibration) -> Memory:

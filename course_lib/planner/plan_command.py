@@ -4,12 +4,11 @@ import argparse
 import csv
 import json
 import math
-import os
 import sys
 from pathlib import Path
 
 from course_lib import devices
-from course_lib.cluster.worker_program import WorkerProgram
+from course_lib.cluster.worker_program import WorkerProgram, search_current_folder
 from course_lib.errors import CourseError
 from course_lib.planner.blocks import Chain
 from course_lib.planner.calibration import fitted
@@ -35,7 +34,7 @@ MODELS = {
     "llama3-405b": Transformer(126, 16384, 128, 128256, 8192, 53248, 8, **LLAMA),
 }
 BY_NUMBERS = "layers=48,hidden=6144,heads=64,vocabulary=51200,sequence_length=2048"
-ONE_LAYOUT = {"micro_batch": None, "recompute": "none", "zero": 0, "interleave": 1}  # and the parser's defaults
+ONE_LAYOUT = {"micro_batch": None, "recompute": "none", "zero": 0, "interleave": 1}  # a search tries these itself
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +81,12 @@ def plan(arguments: argparse.Namespace) -> int:
         answer = predict(model, cluster, _layout(arguments, cluster), batch, examples_per_second=fed)
         fits, drawn = answer.fits, [answer]
     else:
-        _require_defaults(arguments)
+        given = [name for name, default in ONE_LAYOUT.items() if getattr(arguments, name) != default]
+        if given:
+            raise CourseError(
+                f"--{given[0].replace('_', '-')} belongs to one layout, and this call searches them all: "
+                "add --data, --tensor, --pipeline or --sequence."
+            )
         answer = search(model, cluster, batch, precision=arguments.precision, examples_per_second=fed)
         fits, drawn = answer.best is not None, [one for one in (answer.best, answer.runner_up) if one]
     print(json.dumps(answer.as_dict(), indent=2) if arguments.json else answer)
@@ -94,16 +98,6 @@ def plan(arguments: argparse.Namespace) -> int:
         except OSError as error:
             raise CourseError(f"{arguments.picture} cannot be written: {error.strerror}.") from None
     return 0 if fits else 1
-
-
-def _require_defaults(arguments: argparse.Namespace) -> None:
-    """A search tries these itself."""
-    given = [name for name, default in ONE_LAYOUT.items() if getattr(arguments, name) != default]
-    if given:
-        raise CourseError(
-            f"--{given[0].replace('_', '-')} belongs to one layout, and this call searches them all: "
-            "add --data, --tensor, --pipeline or --sequence."
-        )
 
 
 def _table(source: Path | None, target: Path | None) -> int:
@@ -145,8 +139,7 @@ def _own(text: str, optimizer: str) -> Chain:
     if ":" not in text:
         known = f'{", ".join(MODELS)}, numbers, a .keras file, or "file.py:function"'
         raise CourseError(f"no model is called {text!r}: name one of {known}.")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # "module:function" in the current folder, as for python -m
+    search_current_folder()
     make = WorkerProgram.of(text).load()
     try:
         model = make()

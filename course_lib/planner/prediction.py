@@ -111,23 +111,16 @@ class Prediction:
 
 
 def predict(
-    model: Transformer | Chain,
-    cluster: Cluster,
-    layout: Layout,
-    global_batch: int,
-    *,
-    examples_per_second: float = 0,
-    constants: Calibration | None = None,
+    model: Transformer | Chain, cluster: Cluster, layout: Layout, global_batch: int, *, examples_per_second: float = 0
 ) -> Prediction:
     """Memory and time of one training step in one layout.
 
     model                a Transformer by numbers (trained with Adam), or a chain, such as from_keras() makes
     examples_per_second  that the input pipeline delivers; 0 for enough
-    constants            the fitted ones by default
     Raises               CourseError when the layout does not multiply to the chips, the batch
                          does not divide, or the chip lacks the precision
     """
-    chain, constants = model.chain() if isinstance(model, Transformer) else model, constants or fitted()
+    chain, constants = model.chain() if isinstance(model, Transformer) else model, fitted()
     _require_sense(chain, cluster, layout)
     need, around_memory = _memory(model, chain, cluster, layout, global_batch, constants)
     step, around_step = _step(chain, cluster, layout, global_batch, constants)

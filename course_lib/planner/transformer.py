@@ -50,7 +50,7 @@ class Transformer:
             most, given = MOST_LAYERS if name == "layers" else MOST, getattr(self, name)
             if not isinstance(given, int) or not 1 <= given <= most:
                 found = str(given)[:20]
-                raise CourseError(f"Transformer.{name} must be a whole number from 1 to {most:,}, not {found}.")
+                raise CourseError(f"Transformer.{name} must be a whole number between 1 and {most:,}, not {found}.")
         if self.heads % self.kv_heads:
             raise CourseError(f"{self.kv_heads} heads of keys and values do not divide {self.heads} heads.")
 

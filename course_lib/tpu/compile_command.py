@@ -2,10 +2,10 @@
 
 import argparse
 import json
-import os
 import sys
 import time
 
+from course_lib.cluster.worker_program import name_and_value, search_current_folder
 from course_lib.errors import CourseError
 from course_lib.tpu.compile_client import NoCompiler, compile_step, store, stored
 from course_lib.tpu.compile_report import CompileReport
@@ -47,12 +47,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def compile_model(arguments: argparse.Namespace) -> int:
     """Compile a model's train step for a TPU slice that this machine does not have; 0 when it fits, 1 when not."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # "module:function" in the current folder, as for python -m
+    search_current_folder()
     try:
         report = _compiled(arguments)
-    except NoCompiler as missing:
-        return _without_compiler(missing, arguments.json)
+    except NoCompiler as missing:  # the reason in one line, and the stored results
+        print(f"course compile: {missing}", file=sys.stderr)
+        reports = stored()
+        if arguments.json:
+            print(json.dumps([report.as_dict() for report in reports], indent=2))
+        else:
+            lines = (f"  {one.title.splitlines()[0]}, {one.request.topology}: {one.verdict}" for one in reports)
+            print("Stored results:", *lines, sep="\n")
+        return 2
     if arguments.store:
         store(report)
     print(json.dumps(report.as_dict(), indent=2) if arguments.json else report)
@@ -73,22 +79,10 @@ def _compiled(arguments: argparse.Namespace) -> CompileReport:
         arguments.batch,
         mesh=_mesh(arguments.mesh),
         shards=dict(map(_shard, arguments.shard)),
-        arguments={**sizes, **dict(map(_argument, arguments.argument))},
+        arguments={**sizes, **dict(map(name_and_value, arguments.argument))},
         show=show,
         **{name: getattr(arguments, name) for name in options},
     )
-
-
-def _without_compiler(missing: NoCompiler, as_json: bool) -> int:
-    """The reason in one line, and the stored results."""
-    print(f"course compile: {missing}", file=sys.stderr)
-    reports = stored()
-    if as_json:
-        print(json.dumps([report.as_dict() for report in reports], indent=2))
-    else:
-        lines = (f"  {one.title.splitlines()[0]}, {one.request.topology}: {one.verdict}" for one in reports)
-        print("Stored results:", *lines, sep="\n")
-    return 2
 
 
 def _mesh(text: str) -> dict[str, int]:
@@ -106,13 +100,3 @@ def _shard(text: str) -> tuple[str, tuple[str | None, ...]]:
     if not equals:
         raise CourseError(f"--shard takes PATTERN=AXIS,..., such as '.*kernel=,model', not {text!r}.")
     return pattern, tuple(axis or None for axis in axes.split(","))
-
-
-def _argument(text: str) -> tuple[str, object]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier():
-        raise CourseError(f"--argument takes NAME=VALUE, such as classes=10, not {text!r}.")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value

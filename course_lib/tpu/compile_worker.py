@@ -25,7 +25,7 @@ from course_lib.tpu.compile_report import CompiledMemory, CompileReport, Shortag
 from course_lib.tpu.compile_request import BATCH_AXIS, Request
 from course_lib.tpu.repeated import Repeated
 from course_lib.tpu.train_step import Training, batch_shapes, build, train_step
-from course_lib.tpu.variable_placement import Placement, pin_rows, place, shard_bytes
+from course_lib.tpu.variable_placement import Placed, pin_rows, place, shard_bytes
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 AMOUNT = r"([\d.]+)([KMGT]?)"
@@ -64,7 +64,7 @@ def compile_here(request: Request, show: Callable[[str], None]) -> CompileReport
     training = build(_model_maker(request), request.optimizer, request.loss, request.precision, remat)
     placement = place(training, request.mesh, request.layout, request.shards)
     batch = batch_shapes(training, request.batch)
-    held = _held_bytes(request, training, placement, batch)
+    held = _held_bytes(request, placement, batch)
     known = {
         "request": request,
         "parameter_count": training.model.count_params(),
@@ -118,7 +118,7 @@ def _model_maker(request: Request) -> Callable[[], keras.Model]:
     return lambda: getattr(models, given["name"])(**arguments)
 
 
-def _lower(request: Request, training: Training, placement: Placement, batch) -> jax.stages.Lowered:
+def _lower(request: Request, training: Training, placement: tuple[Placed, ...], batch) -> jax.stages.Lowered:
     part, model = request.slice, training.model
     topology = topologies.get_topology_desc(platform="tpu", topology_name=request.topology, **part.compiler_options)
     # Axes along the torus' dimensions where they match; otherwise a dimension is split between axes.
@@ -130,10 +130,7 @@ def _lower(request: Request, training: Training, placement: Placement, batch) ->
     def sharded(array, *axes) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=NamedSharding(mesh, PartitionSpec(*axes)))
 
-    state = tuple(
-        [sharded(variable, *axes) for variable, axes in zip(variables, rows_of_axes)]
-        for variables, rows_of_axes in placement.pairs(training)
-    )
+    state = tuple([sharded(variable, *axes) for variable, axes in placed] for placed in placement)
     rows = BATCH_AXIS if BATCH_AXIS in request.mesh else None
     batch = jax.tree.map(lambda array: sharded(array, rows), batch)
     # The state comes back as it went in, so that the new one takes the old one's memory.
@@ -142,15 +139,12 @@ def _lower(request: Request, training: Training, placement: Placement, batch) ->
     return step.lower(*state, *batch)
 
 
-def _held_bytes(request: Request, training: Training, placement: Placement, batch) -> dict[str, int]:
+def _held_bytes(request: Request, placement: tuple[Placed, ...], batch) -> dict[str, int]:
     """Bytes of one device's state and rows."""
-    parameters, others, optimizer = (
-        sum(shard_bytes(variable, axes, request.mesh) for variable, axes in zip(variables, rows_of_axes))
-        for variables, rows_of_axes in placement.pairs(training)
-    )
+    held = [sum(shard_bytes(variable, axes, request.mesh) for variable, axes in placed) for placed in placement]
     rows = sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(batch))
-    batch_bytes = rows // request.mesh.get(BATCH_AXIS, 1)
-    return {"parameters": parameters, "others": others, "optimizer": optimizer, "batch": batch_bytes}
+    held.append(rows // request.mesh.get(BATCH_AXIS, 1))
+    return dict(zip(("parameters", "others", "optimizer", "batch"), held))
 
 
 def _memory(held: dict[str, int], analysis) -> CompiledMemory:

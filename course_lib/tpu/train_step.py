@@ -87,8 +87,10 @@ def train_step(training: Training, accumulation: int = 1) -> Callable:
             (value, others), gradients = gradient(trainable, others, *micro_batch)
             return (others, total + value, jax.tree.map(jnp.add, sums, gradients)), None
 
-        zeros = jax.tree.map(jnp.zeros_like, trainable)
-        parts = jax.tree.map(lambda rows: _micro_batches(rows, accumulation), (x, y))
+        def split(rows):  # (b, ...) -> (m, b / m, ...): every m-th row, so that each device's rows stay on it
+            return jnp.swapaxes(rows.reshape(-1, accumulation, *rows.shape[1:]), 0, 1)
+
+        zeros, parts = jax.tree.map(jnp.zeros_like, trainable), jax.tree.map(split, (x, y))
         (others, total, sums), _ = jax.lax.scan(add, (others, jnp.zeros(()), zeros), parts)
         return (total / accumulation, others), jax.tree.map(lambda s: s / accumulation, sums)
 
@@ -98,8 +100,3 @@ def train_step(training: Training, accumulation: int = 1) -> Callable:
         return value, trainable, others, slots
 
     return step
-
-
-def _micro_batches(rows, count: int):
-    """(b, ...) -> (count, b / count, ...): every count-th row, so that each device's rows stay on it."""
-    return jnp.swapaxes(rows.reshape(-1, count, *rows.shape[1:]), 0, 1)

@@ -6,7 +6,6 @@ that of sharding.state_sharding.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import jax
@@ -19,29 +18,14 @@ from course_lib.tpu.compile_request import BATCH_AXIS
 from course_lib.tpu.repeated import Repeated, stacked_paths
 from course_lib.tpu.train_step import Training
 
-Axes = tuple[str | None, ...]
+Axes = tuple[str | None, ...]  # the mesh axis of each dimension
+Placed = list[tuple[object, Axes]]  # variables, each with its axes
 
 
-@dataclass(frozen=True)
-class Placement:
-    """The mesh axis of each dimension of each variable, in Keras' order."""
-
-    trainable: tuple[Axes, ...]
-    others: tuple[Axes, ...]
-    slots: tuple[Axes, ...]
-
-    def pairs(self, training: Training) -> tuple:
-        """Trainable variables, other variables, and the optimizer's, each with its axes."""
-        model = training.model
-        return (
-            (model.trainable_variables, self.trainable),
-            (model.non_trainable_variables, self.others),
-            (training.optimizer.variables, self.slots),
-        )
-
-
-def place(training: Training, mesh: Mapping[str, int], layout: str, shards: Mapping[str, Axes]) -> Placement:
-    """Choose the mesh axes of every variable.
+def place(
+    training: Training, mesh: Mapping[str, int], layout: str, shards: Mapping[str, Axes]
+) -> tuple[Placed, Placed, Placed]:
+    """Choose the mesh axes of every variable: the model's trainable ones, its others, and the optimizer's.
 
     mesh    axis name to devices
     layout  "data": each device holds all that `shards` does not split; "fsdp": parameters and optimizer state are
@@ -55,11 +39,9 @@ def place(training: Training, mesh: Mapping[str, int], layout: str, shards: Mapp
     if layout == "fsdp":
         for variable in model.trainable_variables:
             axes[variable.path] = _with_data(tuple(variable.shape), axes[variable.path], mesh, variable.path in stacked)
-    return Placement(
-        tuple(axes[v.path] for v in model.trainable_variables),
-        tuple(axes[v.path] for v in model.non_trainable_variables),
-        tuple(_of_slot(slot, model.trainable_variables, axes) for slot in training.optimizer.variables),
-    )
+    slots = [(slot, _of_slot(slot, model.trainable_variables, axes)) for slot in training.optimizer.variables]
+    trainable, others = model.trainable_variables, model.non_trainable_variables
+    return [(v, axes[v.path]) for v in trainable], [(v, axes[v.path]) for v in others], slots
 
 
 def pin_rows(model: keras.Model, mesh: Mesh) -> None:
