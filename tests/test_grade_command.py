@@ -167,7 +167,7 @@ def test_nothing_passes_from_one_submission_to_the_next(tmp_path):
 
 
 def ended_after(results: int, folder: Path, *arguments: object, by: signal.Signals = signal.SIGKILL) -> tuple[int, str]:
-    """Start the command, send it alone a signal when it has told of so many results; its exit code and complaints.
+    """Start the command, send it alone a signal when it has printed so many results; its exit code and complaints.
 
     Everything that it had started must end with it.
     """
@@ -175,9 +175,9 @@ def ended_after(results: int, folder: Path, *arguments: object, by: signal.Signa
     # A shell ignores Ctrl-C for what it starts in the background, tests among it, and their children inherit that.
     heed = functools.partial(signal.signal, by, signal.SIG_DFL) if by == signal.SIGINT else None
     with subprocess.Popen(command(folder, *arguments), cwd=folder, preexec_fn=heed, **pipes) as running:
-        told: Iterator[str] = (line for line in running.stdout if line.startswith("["))
+        lines: Iterator[str] = (line for line in running.stdout if line.startswith("["))
         for _ in range(results):
-            next(told)
+            next(lines)
         started = psutil.Process(running.pid).children(recursive=True)
         running.send_signal(by)
         _, complaints = running.communicate()

@@ -444,7 +444,7 @@ def _swap(old, new):
         (lambda cells: cells.pop(2), "q1 needs exactly one of the cells that check it"),
         (lambda cells: cells.append(_cell("code", 'check("q1")')), "cells [3, 10]"),
         (lambda cells: cells.pop(1), "q1 needs exactly one of the answer cells"),
-        (lambda cells: cells[1]["metadata"].update(tags=["q9"]), "cell 2: q9 is no question of 00_start_here"),
+        (lambda cells: cells[1]["metadata"].update(tags=["q9"]), "cell 2: q9 is not a question of 00_start_here"),
     ],
 )
 def test_generation_names_what_does_not_fit_and_writes_nothing(tmp_path, edit, says):
@@ -465,10 +465,10 @@ def test_generation_names_what_does_not_fit_and_writes_nothing(tmp_path, edit, s
         (b"{", "is not JSON"),
         (b"\xff\xfe", "cannot be read as text"),
         (b"[" * 100_000, "is not JSON"),
-        (b"[]", "no notebook of format 4"),
-        (b'{"cells": [{"cell_type": "code", "source": [1]}]}', "no notebook of format 4"),
-        (b'{"worksheets": []}', "no notebook of format 4"),
-        (b'{"cells": []}', "is no exercise of this course"),
+        (b"[]", "not a notebook of format 4"),
+        (b'{"cells": [{"cell_type": "code", "source": [1]}]}', "not a notebook of format 4"),
+        (b'{"worksheets": []}', "not a notebook of format 4"),
+        (b'{"cells": []}', "is not an exercise of this course"),
     ],
 )
 def test_unusable_file_gets_one_line(tmp_path, content, says):

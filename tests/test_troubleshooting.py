@@ -124,7 +124,7 @@ def entries(page: str) -> list[tuple[list[str], str]]:
     return found
 
 
-def told(part: str) -> set[str]:
+def listed(part: str) -> set[str]:
     return {line for lines, _ in entries(part) for line in lines}
 
 
@@ -148,12 +148,14 @@ def own_words() -> str:
 
 @pytest.mark.parametrize("message", sorted(wanted()))
 def test_every_message_has_an_entry(message):
-    assert message in told(halves()[0]), f"{wanted()[message]} raises it: add a line `{message}` to TROUBLESHOOTING.md"
+    assert message in listed(halves()[0]), (
+        f"{wanted()[message]} raises it: add a line `{message}` to TROUBLESHOOTING.md"
+    )
 
 
 def test_every_entry_still_matches_a_message():
     words = own_words()
-    left_over = [line for line in told(halves()[0]) - wanted().keys() if line not in words]
+    left_over = [line for line in listed(halves()[0]) - wanted().keys() if line not in words]
     assert left_over == [], "no code says this any more: take the lines out of TROUBLESHOOTING.md"
 
 
@@ -177,13 +179,13 @@ def test_what_the_environment_prints_is_there():
 
 def test_the_extraction_follows_names_functions_and_parts():
     source = """
-def told(x):
+def reason(x):
     return f"the model {x} has no weights; add some"
 def f(x, y):
     message = "a name holds this message: yes"
     raise CourseError(message)
 def g(x):
-    raise CourseError(told(x))
+    raise CourseError(reason(x))
 def h(x):
     raise CourseError(f"the notebook {x} cannot be read " + f"from {x} (gone)")
     raise CourseError("needs Python %s, and has %s" % (x, x))
@@ -203,7 +205,7 @@ def test_doctor_points_to_the_page():
 
 
 if __name__ == "__main__":
-    here = told(halves()[0]) if PAGE.exists() else set()
+    here = listed(halves()[0]) if PAGE.exists() else set()
     modules = wanted()
     for message in sorted(modules.keys() - here, key=lambda one: (modules[one], one)):
         print(f"{modules[message]}: - `{message}`")

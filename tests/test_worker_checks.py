@@ -76,10 +76,10 @@ def test_the_outcome_of_a_good_program_comes_back():
 
 
 def test_an_exception_in_a_worker_is_told_with_the_programs_own_line():
-    told = stopped(BROKEN)
-    assert told["kind"] == "raised"
-    assert "failed: KeyError: 'epochs'" in told["line"] and "\n" not in told["line"]
-    assert told["line"].endswith('in broken, line 3 of the program: return settings["epochs"]')
+    report = stopped(BROKEN)
+    assert report["kind"] == "raised"
+    assert "failed: KeyError: 'epochs'" in report["line"] and "\n" not in report["line"]
+    assert report["line"].endswith('in broken, line 3 of the program: return settings["epochs"]')
 
 
 def test_a_program_that_returns_nothing_is_told_so():
@@ -93,8 +93,8 @@ def test_a_program_that_returns_nothing_is_told_so():
 def test_a_program_that_never_ends_is_stopped_and_leaves_no_process(monkeypatch):
     monkeypatch.setattr(workers, "LIMIT_SECONDS", 5)
     before = set(psutil.Process().children(recursive=True))  # other tests' helpers
-    told = stopped(hangs)
-    assert told["kind"] == "raised" and "5 s" in told["line"] and "\n" not in told["line"]
+    report = stopped(hangs)
+    assert report["kind"] == "raised" and "5 s" in report["line"] and "\n" not in report["line"]
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
@@ -106,8 +106,8 @@ def test_a_check_may_kill_a_task_of_the_running_cluster():
 def test_a_kill_whose_moment_never_comes_is_stopped_and_leaves_no_process(monkeypatch):
     monkeypatch.setattr(workers, "LIMIT_SECONDS", 5)
     before = set(psutil.Process().children(recursive=True))
-    told = stopped(hangs, kill_worker_1)
-    assert told["kind"] == "raised" and "5 s" in told["line"] and "\n" not in told["line"]
+    report = stopped(hangs, kill_worker_1)
+    assert report["kind"] == "raised" and "5 s" in report["line"] and "\n" not in report["line"]
     assert set(psutil.Process().children(recursive=True)) <= before
 
 

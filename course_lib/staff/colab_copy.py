@@ -61,7 +61,7 @@ def write(notebook_path: Path, out: Path, root: Path) -> Path:
 
     out     the file to write; an earlier one is replaced
     Returns out
-    Raises  CourseError for a file that is no notebook of the course, carries the
+    Raises  CourseError for a file that is not a notebook of the course, carries the
             package already, or lies outside the checkout, where its links lead
             nowhere; and where pip cannot build the package
     """

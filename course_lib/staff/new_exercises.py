@@ -169,7 +169,7 @@ def _require_one_each(cells: list[dict], questions: list[str], path: Path) -> No
         found = [(name, number) for number, cell in enumerate(cells, 1) for name in find(cell)]
         for name, number in found:
             if name not in questions:
-                raise CourseError(f"{path}, cell {number}: {name} is no question of {path.stem}")
+                raise CourseError(f"{path}, cell {number}: {name} is not a question of {path.stem}")
         for name in questions:
             places = [number for other, number in found if other == name]
             if len(places) != 1:

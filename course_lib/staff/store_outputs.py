@@ -50,7 +50,7 @@ def execute(path: Path, store: bool) -> Execution:
     A cell that is tagged raises-exception has to raise; no other cell may.
 
     store   False leaves the file as it is
-    Raises  CellFailed naming the cell; CourseError for a file that is no notebook
+    Raises  CellFailed naming the cell; CourseError for a file that is not a notebook
     """
     import nbformat
 

@@ -90,7 +90,7 @@ def find(paths: list[Path]) -> list[Submission]:
         learners[owner.learner].append((item, owner))
     for learner, files in _without_notebook(items, owned, others).items():
         if learner not in learners:
-            problem = f"there is no notebook (.ipynb) from {learner}, only {_listed(files, ', ')}"
+            problem = f"{learner} handed in no notebook (.ipynb), only {_listed(files, ', ')}"
             found.append(Submission(learner, None, f"{safe_name(learner)}--unknown", files[0], b"", (), problem))
     for learner in sorted(learners, key=lambda learner: (natural(learner), learner)):
         groups = defaultdict(list)
