@@ -195,7 +195,7 @@ def test_check_says_which_exercises_there_are(capsys):
     assert code == 2 and "0 exercises begin with 'no_such'" in err
 
 
-@pytest.mark.parametrize("content, complaint", [("{", "is not JSON"), ("[1]", "no notebook"), (None, "no file")])
+@pytest.mark.parametrize("content, complaint", [("{", "is not JSON"), ("[1]", "not a notebook"), (None, "no file")])
 def test_check_refuses_what_is_no_notebook(capsys, tmp_path, content, complaint):
     path = tmp_path / "x.ipynb"
     if content:

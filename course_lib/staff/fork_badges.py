@@ -7,13 +7,13 @@ they are. Only an exercise that nobody has touched gets a new digest too, or
 """
 
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from course_lib.errors import CourseError
 from course_lib.exercises.notebook_cells import read_notebook
+from course_lib.staff.grade.results import write_whole
 from course_lib.staff.new_exercises import digest
 
 _NAME = re.compile(
@@ -61,9 +61,7 @@ def point_at(repository: str, root: Path) -> list[Pointed]:
     edits = [(path, *_edited(path, repository.encode())) for path in paths]
     changed = [edit for edit in edits if edit[2] or edit[3]]
     for path, content, *_ in changed:
-        fresh = path.with_name(path.name + ".new")
-        fresh.write_bytes(content)
-        os.replace(fresh, path)
+        write_whole(path, content)
     return [Pointed(path.relative_to(root), *counts) for path, _, *counts in changed]
 
 

@@ -4,13 +4,13 @@ What is stored holds nothing that changes from run to run without need: no time
 stamps, no Python version, no traceback with a machine's paths.
 """
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from course_lib.errors import CourseError
 from course_lib.exercises.notebook_cells import read_notebook
+from course_lib.staff.grade.results import write_whole
 
 CELL_SECONDS = 600
 METADATA = {
@@ -57,9 +57,7 @@ def execute(path: Path, store: bool) -> Execution:
     notebook = nbformat.read(path, as_version=4)
     seconds, peak_bytes = _run(notebook, path)
     if store:
-        fresh = path.with_name(path.name + ".new")
-        nbformat.write(clean(notebook), fresh)
-        os.replace(fresh, path)
+        write_whole(path, nbformat.writes(clean(notebook)) + "\n")
     return Execution(path, seconds, peak_bytes)
 
 

@@ -24,15 +24,13 @@ VERIFY_MEANS = (
 )
 
 
-def certificate(arguments: argparse.Namespace, folder: Path) -> int:
-    """Write your completion certificate: a page that your instructor can verify and sign.
-
-    folder  of the exercise notebooks
-    """
+def certificate(arguments: argparse.Namespace) -> int:
+    """Write your completion certificate: a page that your instructor can verify and sign."""
     from course_lib import progress
     from course_lib.staff.certificate import certificate_page, record
     from course_lib.staff.grade.results import write_whole
 
+    folder = arguments.folder or Path(__file__).resolve().parents[3] / "exercises"
     read = progress.read(folder)
     unfinished = [f"{one.exercise} ({', '.join(one.open)})" for one in read.exercises if one.open]
     if unfinished:

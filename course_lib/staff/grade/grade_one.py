@@ -68,6 +68,7 @@ def judge_submission(
     questions, seeds = judges.questions(submission.exercise), seeds_of(secret, submission)
     errors = _errors(runs)
     endings = [_ended_by(run, limits) for run in runs if run.stopped_at is not None]
+    reason = endings[-1] if endings else "the notebook ended before its cell"
     judged = _judged(runs, {question.name: question for question in questions}, seeds)
     answering = {place for question in questions for place in answering_cells(cells, question)}
     elsewhere = [line for number, line in sorted(errors.items()) if number - 1 not in answering]
@@ -77,7 +78,7 @@ def judge_submission(
         verdicts=tuple(
             dataclasses.replace(
                 _verdict_or_error(judged.get(question.name), question, cells, errors)
-                or _without_points(question, _unchecked(endings)),
+                or _without_points(question, f"was not checked: {reason}"),
                 notes=tuple(answer_notes(question, cells, errors)),
             )
             for question in questions
@@ -185,10 +186,6 @@ def _verdict_or_error(
     if verdict and failed and verdict.problem.startswith(NO_ANSWER):
         return _without_points(question, f"could not run: {failed}")
     return verdict
-
-
-def _unchecked(endings: list[str]) -> str:
-    return f"was not checked: {endings[-1] if endings else 'the notebook ended before its cell'}"
 
 
 def _without_points(question: Question, problem: str) -> Verdict:
