@@ -16,9 +16,7 @@ from course_lib.exercises.notebook_cells import read_notebook
 from course_lib.staff.grade.results import write_whole
 from course_lib.staff.new_exercises import digest
 
-_NAME = re.compile(
-    r"[A-Za-z0-9](?:-?[A-Za-z0-9]){0,38}/(?!\.\.?$)[\w.-]{1,100}(?<!\.git)", re.ASCII
-)  # as GitHub has it
+_NAME = re.compile(r"[A-Za-z0-9](?:-?[A-Za-z0-9]){0,38}/(?!\.\.?$)[\w.-]{1,100}(?<!\.git)", re.ASCII)  # GitHub's rule
 
 # A link to Colab that is not the badge of one of the course's notebooks is somebody's own.
 _BADGE = re.compile(

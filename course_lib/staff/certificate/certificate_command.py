@@ -108,10 +108,8 @@ def _verify_claim(sealed, arguments: argparse.Namespace) -> int:
     for number, result in enumerate(rerun.results(record, arguments.jobs, not arguments.run_submissions_as_me), 1):
         print(f"[{number}/{len(record.exercises)}] {result.exercise}: {result.points} of {result.of}", flush=True)
         if result.problem or result.points < result.of or not result.of:
-            wrong = "; ".join(verdict.summary for verdict in result.verdicts if not verdict.right)
-            raise Refused(
-                plain_line(f"{result.exercise}, run again: {wrong or result.problem or 'no question was checked'}")
-            )
+            wrong = "; ".join(verdict.summary for verdict in result.verdicts if not verdict.right) or result.problem
+            raise Refused(plain_line(f"{result.exercise}, run again: {wrong or 'no question was checked'}"))
         review += [f"look at {result.exercise}: {line}" for line in result.review]
     for line in review:
         print(line)

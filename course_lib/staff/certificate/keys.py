@@ -14,10 +14,9 @@ try:
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ed25519
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 except ImportError:
-    raise CourseError(
-        "keys need the cryptography package, which is not installed: `pip install cryptography`"
-    ) from None
+    raise CourseError("keys need the cryptography package: `pip install cryptography`") from None
 
 PUBLIC = ".pub"
 ID_CHARACTERS = 16  # of the public half's SHA-256; enough to tell keys apart, and no proof
@@ -30,12 +29,8 @@ def make(file: Path) -> Path:
     """
     private = ed25519.Ed25519PrivateKey.generate()
     public_file = file.with_name(file.name + PUBLIC)
-    text = private.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    public = private.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    text = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     for path, content, mode in ((file, text, 0o600), (public_file, public, 0o644)):
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -62,7 +57,7 @@ def read_public(file: Path):
 
 def id_of(public) -> str:
     """A short name that distinguishes keys."""
-    raw = public.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    raw = public.public_bytes(Encoding.Raw, PublicFormat.Raw)
     return hashlib.sha256(raw).hexdigest()[:ID_CHARACTERS]
 
 

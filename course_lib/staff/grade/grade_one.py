@@ -91,13 +91,11 @@ def judge_submission(
 
 def seeds_of(secret: bytes, submission: Submission) -> dict[str, int]:
     """A seed of 32 bits per question, from the secret, the exercise and the notebook's bytes."""
-    content = hashlib.sha256(submission.content).digest()
-    return {
-        question.name: int.from_bytes(
-            hmac.digest(secret, f"{submission.exercise} {question.name} ".encode() + content, "sha256")[:4], "big"
-        )
-        for question in judges.questions(submission.exercise)
-    }
+    content, seeds = hashlib.sha256(submission.content).digest(), {}
+    for question in judges.questions(submission.exercise):
+        drawn = hmac.digest(secret, f"{submission.exercise} {question.name} ".encode() + content, "sha256")
+        seeds[question.name] = int.from_bytes(drawn[:4], "big")
+    return seeds
 
 
 def _job(submission: Submission, seeds: dict[str, int], limits: Limits) -> dict:

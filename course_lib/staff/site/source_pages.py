@@ -73,9 +73,7 @@ def notebook_page(notebook: dict, path: Path) -> dict:
         pictures = [output for output in cell.get("outputs", ()) if "image/png" in output.get("data", {})]
         alts = [one.get("metadata", {}).get("image/png", {}).get("alt", "").strip() for one in pictures]
         if len(alts) > 1 or alts == [""]:
-            raise CourseError(
-                f"{path}, cell {number} shows {len(alts)} pictures; a page needs one a cell, with alt text"
-            )
+            raise CourseError(f"{path}, cell {number} shows {len(alts)} pictures; a page needs one, with alt text")
         if alts:
             cell["metadata"]["mystnb"] = {"image": {"alt": alts[0]}}
     return notebook
