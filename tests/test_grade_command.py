@@ -294,7 +294,7 @@ def test_a_mistake_in_the_call_is_one_line(capsys, line, says):
         (["in/a/00_start_here.ipynb", "--out", "in/a/00_start_here.ipynb/out"], "cannot be made"),
         (["in", "--out", "in/marks"], "lies in the submissions' folder in: name a folder beside it"),
         (["in", "--out", "out", "--secret", "short"], "has 3 bytes"),
-        (["in", "--out", "out", "--secret", "none"], "there is no file none: write a secret"),
+        (["in", "--out", "out", "--secret", "none"], "there is no file none: write at least"),
         (["in", "--out", "out", "--slurm", "2"], "Slurm"),
     ],
 )

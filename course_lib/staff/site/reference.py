@@ -68,7 +68,7 @@ def module_page(module: Module, lessons: list[str]) -> str:
 
 def _imported(checkout: Path, source: str) -> set[str]:
     """Modules of the library that a cell imports; a name taken from a module stands for the module."""
-    python = re.sub(r"^(\s*)[%!].*", r"\1pass", source, flags=re.MULTILINE)
+    python = re.sub(r"^(\s*)[%!](?!=).*", r"\1pass", source, flags=re.MULTILINE)
     names = set()
     for node in ast.walk(ast.parse(python)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == PACKAGE:

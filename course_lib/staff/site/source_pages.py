@@ -32,7 +32,7 @@ _CONTENTS = """
 %s
 ```
 """
-HELP = ("TROUBLESHOOTING", "CONTRIBUTING")
+HELP = ("TROUBLESHOOTING", "TEACHING", "CONTRIBUTING")
 CONTENTS = (
     ("Lessons", "notebooks/*"),
     ("Exercises", "exercises/*"),
