@@ -129,9 +129,7 @@ def _require_free_port(port: int) -> None:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            raise CourseError(
-                f"port {port} cannot be used ({error.strerror}); leave --port out to get a free one"
-            ) from None
+            raise CourseError(f"port {port} cannot be used ({error.strerror}); omit --port to get a free one") from None
 
 
 def _port(text: str) -> int:

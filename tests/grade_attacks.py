@@ -154,7 +154,8 @@ import os, socket, subprocess, sys, sysconfig
 import course_lib, numpy
 places = ["/", "/tmp", "/dev/shm", "/dev", "/var/tmp", "/run", "/etc", "/usr", "/scratch", os.path.expanduser("~"),
           sys.prefix, sysconfig.get_path("purelib"), os.path.dirname(course_lib.__file__),
-          os.path.dirname(course_lib.__file__) + "/exercises/judges", os.path.dirname(course_lib.__file__) + "/staff/grade",
+          os.path.dirname(course_lib.__file__) + "/exercises/judges",
+          os.path.dirname(course_lib.__file__) + "/staff/grade",
           os.path.dirname(numpy.__file__), "/proc/sys/kernel", "/sys/devices/system/cpu", "CANARY_FOLDER"]
 for place in places:
     try:
@@ -209,7 +210,8 @@ def forge(*ignored, **more):
     arrays = sys.modules["course_lib.exercises.probes.ex00"].arrays(question[3], 4)
     names = ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
     answers = {"asked": names, "lives_on": names, "values": [2 * array for array in arrays]}
-    record = {"question": "q3", "seed": question[3], "answers": sys.modules["course_lib.staff.grade.sandbox_side.answers"].pack(answers)}
+    form = sys.modules["course_lib.staff.grade.sandbox_side.answers"]
+    record = {"question": "q3", "seed": question[3], "answers": form.pack(answers)}
     sys.audit("course.record")
     return ""
 forge = FunctionType(forge.__code__, vars(running))
@@ -263,7 +265,8 @@ for descriptor in (int(name) for name in os.listdir("/proc/self/fd") if int(name
         "forged",
         WALK
         + """
-texts = [str(text) for name, value in names_above().items() for text in (value if isinstance(value, (list, tuple)) else [value])]
+texts = [str(text) for name, value in names_above().items()
+         for text in (value if isinstance(value, (list, tuple)) else [value])]
 def is_key(text):
     return len(text) == 32 and set(text) <= set("0123456789abcdef")
 print(["FOUND the key" for text in texts if is_key(text)], "LOOKED")
@@ -301,7 +304,8 @@ forge()
             """
 import os, stat
 ends = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
-sockets = [end for end in ends if os.path.exists(f"/proc/self/fd/{end}") or os.readlink(f"/proc/self/fd/{end}").startswith("socket")]
+sockets = [end for end in ends
+           if os.path.exists(f"/proc/self/fd/{end}") or os.readlink(f"/proc/self/fd/{end}").startswith("socket")]
 sockets = [end for end in sockets if stat.S_ISSOCK(os.fstat(end).st_mode)]
 mine = {end: os.dup(end) for end in sockets}
 pipes = {end: os.pipe() for end in sockets}
@@ -325,7 +329,8 @@ for end in sockets:
         question = frame.f_locals["questions"][2]
         arrays = sys.modules["course_lib.exercises.probes.ex00"].arrays(question[3], 4)
         names = ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
-        packed = sys.modules["course_lib.staff.grade.sandbox_side.answers"].pack({"asked": names, "lives_on": names, "values": [2 * array for array in arrays]})
+        form = sys.modules["course_lib.staff.grade.sandbox_side.answers"]
+        packed = form.pack({"asked": names, "lives_on": names, "values": [2 * array for array in arrays]})
         record = {"question": "q3", "seed": question[3], "answers": packed, "changed": ""}
         os.write(mine[end], key + json.dumps(record).encode() + b"\\n")
 """,
@@ -343,7 +348,8 @@ running._look(("q2", ("steps_per_epoch",), lambda names, seed: {"kept": [], "dro
     keeps_q1(
         "raises_the_audit_event",
         "forged",
-        'import sys\nrecord = {"question": "q2", "seed": 1, "answers": "{}"}\nquestion = None\nsys.audit("course.record")',
+        'import sys\nrecord = {"question": "q2", "seed": 1, "answers": "{}"}\n'
+        'question = None\nsys.audit("course.record")',
         says="belongs to the grader",
     ),
     keeps_q1(
@@ -454,7 +460,8 @@ def place(values, device_names):
     keeps_q1(
         "adds_an_audit_hook",
         "forged",
-        'import sys\ndef hook(event, arguments):\n    if event == "course.record":\n        raise RuntimeError("no record")\nsys.addaudithook(hook)',
+        'import sys\ndef hook(event, arguments):\n    if event == "course.record":\n'
+        '        raise RuntimeError("no record")\nsys.addaudithook(hook)',
         WRONG,
     ),
     keeps_two("goes_on_in_a_fork", "forged", "import os\nos.fork()"),
@@ -564,7 +571,8 @@ sys.audit = lambda *ignored: None
         GRADER
         + """
 import types
-for name in ("numpy", "course_lib.exercises.probes.ex00", "course_lib.exercises.ask", "course_lib.staff.grade.sandbox_side.answers"):
+for name in ("numpy", "course_lib.exercises.probes.ex00", "course_lib.exercises.ask",
+             "course_lib.staff.grade.sandbox_side.answers"):
     sys.modules[name] = types.ModuleType(name)
 """,
     ),
@@ -863,7 +871,8 @@ READING = (
         """
 import importlib, pkgutil, sys
 import course_lib, course_lib.exercises, course_lib.staff.grade
-names = ["course_lib.exercises.judges", "course_lib.exercises.judges.ex00", "course_lib.staff.grade.grade_one", "course_lib.staff.grade.grade_class",
+names = ["course_lib.exercises.judges", "course_lib.exercises.judges.ex00", "course_lib.staff.grade.grade_one",
+         "course_lib.staff.grade.grade_class",
          "course_lib.staff.grade.submissions", "tests.recorded_mistakes"]
 for package in (course_lib, course_lib.exercises, course_lib.staff.grade):
     names += [f"{package.__name__}.{one.name}" for one in pkgutil.iter_modules(package.__path__)]
@@ -886,7 +895,8 @@ import glob, os
 import course_lib
 package = os.path.dirname(course_lib.__file__)
 checkout = os.path.dirname(package)
-patterns = [f"{package}/exercises/judges/**", f"{package}/staff/grade/*.py", f"{package}/**/judges*/**", f"{package}/**/*judges*.pyc",
+patterns = [f"{package}/exercises/judges/**", f"{package}/staff/grade/*.py", f"{package}/**/judges*/**",
+            f"{package}/**/*judges*.pyc",
             f"{checkout}/solutions/**", f"{checkout}/tests/**", f"{checkout}/exercises/**", f"{checkout}/.git/**"]
 for pattern in patterns:
     for path in glob.glob(pattern, recursive=True, include_hidden=True):
@@ -943,10 +953,11 @@ for name, value in os.environ.items():
         "follows_links_out",
         """
 import os
-for number, target in enumerate(("CANARY_FOLDER", "/proc/1/root", "/proc/self/root/root", "/proc/1/cwd/..", "/proc/self/fd")):
+targets = ("CANARY_FOLDER", "/proc/1/root", "/proc/self/root/root", "/proc/1/cwd/..", "/proc/self/fd")
+for number, target in enumerate(targets):
     os.symlink(target, f"link{number}")
     try:
-        found = [name for name in os.listdir(f"link{number}") if "canary" in name or name == "secret" or name == ".bashrc"]
+        found = [name for name in os.listdir(f"link{number}") if "canary" in name or name in ("secret", ".bashrc")]
     except OSError:
         continue
     if found:
@@ -973,7 +984,9 @@ import subprocess, sys
 program = '''
 import ctypes, os
 parent, libc = os.getppid(), ctypes.CDLL(None, use_errno=True)
-for name, arguments in {"ptrace": (16, parent, 0, 0), "unshare": (0x10000000,), "setns": (0, 0), "mount": (b"/", b"/tmp", None, 4096, None)}.items():
+calls = {"ptrace": (16, parent, 0, 0), "unshare": (0x10000000,), "setns": (0, 0),
+         "mount": (b"/", b"/tmp", None, 4096, None)}
+for name, arguments in calls.items():
     if getattr(libc, name)(*arguments) == 0:
         print("FOUND", name)
 for mode in ("rb", "r+b"):
@@ -1142,7 +1155,8 @@ while True:
         "time",
         ("q2",),
         (
-            "import time\ndef shard_sizes(global_batch, replicas):\n    while True:\n        time.sleep(0.01)\n        yield 1",
+            "import time\ndef shard_sizes(global_batch, replicas):\n"
+            "    while True:\n        time.sleep(0.01)\n        yield 1",
             honest("q2"),
         ),
         says="ran for more than",
@@ -1322,7 +1336,8 @@ print("LOOKED")
             ("kills_everyone", "os.kill(-1, signal.SIGKILL)", "signal 9|"),
             (
                 "kills_the_first",
-                "for process in (1, os.getppid()):\n    for number in (9, 19, 11, 15):\n        os.kill(process, number)",
+                "for process in (1, os.getppid()):\n    for number in (9, 19, 11, 15):\n"
+                "        os.kill(process, number)",
                 "",
             ),
             ("exits_with_0", "os._exit(0)", "exit code 0"),
@@ -1408,7 +1423,8 @@ with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(
         "network",
         """
 import socket
-for kind in ((socket.AF_INET, socket.SOCK_RAW, 1), (socket.AF_PACKET, socket.SOCK_RAW, 0), (socket.AF_NETLINK, socket.SOCK_RAW, 9)):
+for kind in ((socket.AF_INET, socket.SOCK_RAW, 1), (socket.AF_PACKET, socket.SOCK_RAW, 0),
+             (socket.AF_NETLINK, socket.SOCK_RAW, 9)):
     try:
         socket.socket(*kind)
         print("open", kind)
@@ -1435,7 +1451,8 @@ OUTPUT = (
         r"""
 import os
 os.write(1, b"\x00\x1b]0;title\x07\x1b[2J\xff\xfe\xc3\x28\r\n\x1b[31m" + bytes(range(256)))
-print("</pre><script>alert(1)</script><img src=x onerror=alert(1)>", "=cmd|' /C calc'!A0", "\u202e\ud800".encode("utf-8", "replace"))
+print("</pre><script>alert(1)</script><img src=x onerror=alert(1)>", "=cmd|' /C calc'!A0",
+      "\u202e\ud800".encode("utf-8", "replace"))
 """,
     ),
     keeps_two("closes_every_descriptor", "output", "import os\nos.closerange(0, 100)", says="q1|cell 2"),
@@ -1541,19 +1558,22 @@ def answer(*ignored, **more):
         """
 import numpy as np
 def answer(*ignored, **more):
-    return [np.array(1), np.zeros(0), np.zeros((1,) * 30), np.array("2020", "datetime64[Y]"), np.zeros(1, "i4,f8"), np.array(b"x")]
+    return [np.array(1), np.zeros(0), np.zeros((1,) * 30), np.array("2020", "datetime64[Y]"),
+            np.zeros(1, "i4,f8"), np.array(b"x")]
 """,
     ),
     answers_all(
         "answers_bytes_and_pickles",
-        "import pickle\ndef answer(*ignored, **more):\n    return [pickle.dumps(print), b'\\x80\\x04', bytearray(4), memoryview(b'x')]",
+        "import pickle\ndef answer(*ignored, **more):\n"
+        "    return [pickle.dumps(print), b'\\x80\\x04', bytearray(4), memoryview(b'x')]",
     ),
     answers_all(
         "answers_dicts", "def answer(*ignored, **more):\n    return {'stopped': None, 'd': {}, 'a': ['O', [1], '']}"
     ),
     answers_all(
         "answers_the_forms_own_words",
-        "def answer(*ignored, **more):\n    return [{'a': ['|O', [1], 'AAAA']}, {'d': {'stopped': None}}, {'a': ['<f8', [-1], '']}]",
+        "def answer(*ignored, **more):\n"
+        "    return [{'a': ['|O', [1], 'AAAA']}, {'d': {'stopped': None}}, {'a': ['<f8', [-1], '']}]",
     ),
     answers_all(
         "answers_itself", "def answer(*ignored, **more):\n    mine = []\n    mine.append(mine)\n    return mine"
@@ -1636,7 +1656,7 @@ BROKEN_OF = {"cells": [honest("q1")], "metadata": {}, "nbformat": 4, "nbformat_m
 
 
 def broken(name: str, raw: bytes | dict, says: str, right: tuple[str, ...] = ()) -> Attack:
-    """A file that is no notebook, or hardly one."""
+    """A file that is not a notebook, or hardly one."""
     return Attack(name, "broken", right, raw=raw if isinstance(raw, bytes) else json.dumps(raw).encode(), says=says)
 
 
@@ -1656,16 +1676,16 @@ BROKEN = (
     broken("is_no_text", b"\xff\xfe\x00\x01" * 50, "cannot be read as text"),
     broken("is_utf_16", notebook(honest("q1")).decode().encode("utf-16"), "cannot be read as text"),
     broken("is_a_zip", _zip(notebook(honest("q1"))), "cannot be read as text|is not JSON"),
-    broken("is_a_number", b"4", "no notebook of format 4"),
-    broken("is_not_a_number", b"NaN", "no notebook of format 4"),
-    broken("is_a_list", b"[]", "no notebook of format 4"),
-    broken("has_no_cells", {**BROKEN_OF, "cells": None}, "no notebook of format 4"),
-    broken("has_cells_as_a_dict", {**BROKEN_OF, "cells": {}}, "no notebook of format 4"),
-    broken("has_format_3", {"nbformat": 3, "worksheets": [{"cells": []}]}, "no notebook of format 4"),
+    broken("is_a_number", b"4", "not a notebook of format 4"),
+    broken("is_not_a_number", b"NaN", "not a notebook of format 4"),
+    broken("is_a_list", b"[]", "not a notebook of format 4"),
+    broken("has_no_cells", {**BROKEN_OF, "cells": None}, "not a notebook of format 4"),
+    broken("has_cells_as_a_dict", {**BROKEN_OF, "cells": {}}, "not a notebook of format 4"),
+    broken("has_format_3", {"nbformat": 3, "worksheets": [{"cells": []}]}, "not a notebook of format 4"),
     broken(
-        "has_a_number_as_source", {**BROKEN_OF, "cells": [{**honest("q1"), "source": 7}]}, "no notebook of format 4"
+        "has_a_number_as_source", {**BROKEN_OF, "cells": [{**honest("q1"), "source": 7}]}, "not a notebook of format 4"
     ),
-    broken("has_a_number_as_cell", {**BROKEN_OF, "cells": [7]}, "no notebook of format 4"),
+    broken("has_a_number_as_cell", {**BROKEN_OF, "cells": [7]}, "not a notebook of format 4"),
     broken("is_nested_deep", b"[" * 100_000 + b"]" * 100_000, "is not JSON"),
     broken("has_a_long_number", b'{"cells": [], "nbformat": ' + b"9" * 10_000 + b"}", ""),
     broken("is_25_mb", notebook(honest("q1"), "#" + "x" * 25_000_000), "larger than 20 MB"),
@@ -1870,14 +1890,16 @@ print("prints")
         "with_a_progress_bar",
         *with_before(
             "q2",
-            "import sys, time\nfor part in range(5):\n    sys.stdout.write(f'\\r{part}')\nfrom IPython.display import clear_output, display, HTML\nclear_output()\ndisplay(HTML('<b>x</b>'))",
+            "import sys, time\nfor part in range(5):\n    sys.stdout.write(f'\\r{part}')\n"
+            "from IPython.display import clear_output, display, HTML\nclear_output()\ndisplay(HTML('<b>x</b>'))",
         ),
     ),
     fair(
         "with_its_own_helper_functions",
         SET_UP,
         "def split(n, k):\n    return [n // k + (i < n % k) for i in range(k)]\nshard_sizes = split",
-        "steps_per_epoch = lambda examples, global_batch, drop_remainder: examples // global_batch if drop_remainder else -(-examples // global_batch)",
+        "steps_per_epoch = lambda examples, global_batch, drop_remainder: "
+        "examples // global_batch if drop_remainder else -(-examples // global_batch)",
         right=("q1", "q2"),
     ),
     fair(
@@ -1888,14 +1910,16 @@ print("prints")
         "with_the_random_state_set",
         *with_before(
             "q1",
-            "import random, numpy as np, tensorflow as tf\nrandom.seed(0)\nnp.random.seed(0)\ntf.random.set_seed(0)\nnp.set_printoptions(precision=2)\nnp.seterr(all='raise')",
+            "import random, numpy as np, tensorflow as tf\nrandom.seed(0)\n"
+            "np.random.seed(0)\ntf.random.set_seed(0)\nnp.set_printoptions(precision=2)\nnp.seterr(all='raise')",
         ),
     ),
     fair(
         "with_another_folder",
         *with_before(
             "q1",
-            "import os, tempfile\nos.makedirs('work/deep')\nos.chdir('work/deep')\nopen('note.txt', 'w').write('x')\nos.chdir(tempfile.mkdtemp())",
+            "import os, tempfile\nos.makedirs('work/deep')\nos.chdir('work/deep')\n"
+            "open('note.txt', 'w').write('x')\nos.chdir(tempfile.mkdtemp())",
         ),
     ),
     fair("with_matplotlib", *with_before("q2", "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()")),

@@ -205,6 +205,7 @@ def _small_checkout(folder: Path, markdown: str) -> Path:
     (folder / "README.md").write_text("# Course\n")
     (folder / "TROUBLESHOOTING.md").write_text("# Help\n")
     (folder / "CONTRIBUTING.md").write_text("# Contributing\n")
+    (folder / "TEACHING.md").write_text("# Teaching\n")
     (folder / "LICENSE").write_text("none\n")
     return folder
 

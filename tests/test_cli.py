@@ -100,10 +100,10 @@ def test_doctor_finds_this_environment_ready(capsys):
 
 def test_doctor_says_the_same_in_json(capsys):
     code, out, _ = call(capsys, "doctor", "--json")
-    told = json.loads(out)
-    assert code == 0 and told["ready"] is True
-    assert told["machine"]["python"] == "%d.%d.%d" % sys.version_info[:3]
-    assert [lesson["lesson"] for lesson in told["lessons"]] == list(LESSONS)
+    answer = json.loads(out)
+    assert code == 0 and answer["ready"] is True
+    assert answer["machine"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert [lesson["lesson"] for lesson in answer["lessons"]] == list(LESSONS)
 
 
 def test_doctor_works_where_only_this_package_is_installed():
@@ -195,7 +195,7 @@ def test_check_says_which_exercises_there_are(capsys):
     assert code == 2 and "0 exercises begin with 'no_such'" in err
 
 
-@pytest.mark.parametrize("content, complaint", [("{", "is not JSON"), ("[1]", "no notebook"), (None, "no file")])
+@pytest.mark.parametrize("content, complaint", [("{", "is not JSON"), ("[1]", "not a notebook"), (None, "no file")])
 def test_check_refuses_what_is_no_notebook(capsys, tmp_path, content, complaint):
     path = tmp_path / "x.ipynb"
     if content:
@@ -211,19 +211,19 @@ def test_check_exits_with_0_only_when_all_is_right(capsys, monkeypatch):
     right = Verdict("q1", "One", True, 1, 1)
     wrong = Verdict("q2", "Two", False, 0, 2, problem="is blank")
     for verdicts, expected in (([right], 0), ([right, wrong], 1)):
-        monkeypatch.setattr(run_notebook, "check_notebook", lambda path: verdicts)
+        monkeypatch.setattr(run_notebook, "check_notebook", lambda path, verdicts=verdicts: verdicts)
         code, out, _ = call(capsys, "check", "x.ipynb")
         assert code == expected and all(verdict.message in out for verdict in verdicts)
         assert f"1 of {sum(verdict.of for verdict in verdicts)} points" in out
-        told = json.loads(call(capsys, "check", "x.ipynb", "--json")[1])
-        assert [verdict["right"] for verdict in told] == [verdict.right for verdict in verdicts]
+        printed = json.loads(call(capsys, "check", "x.ipynb", "--json")[1])
+        assert [verdict["right"] for verdict in printed] == [verdict.right for verdict in verdicts]
 
 
 def test_progress_reads_the_folder_it_is_given(capsys, tmp_path):
     code, out, _ = call(capsys, "progress", "--folder", tmp_path)
     assert code == 0 and "0 of" in out
-    told = json.loads(call(capsys, "progress", "--folder", tmp_path, "--json")[1])
-    assert all(exercise["points"] == 0 for exercise in told["exercises"])
+    printed = json.loads(call(capsys, "progress", "--folder", tmp_path, "--json")[1])
+    assert all(exercise["points"] == 0 for exercise in printed["exercises"])
 
 
 # run-notebooks

@@ -145,9 +145,9 @@ def test_there_are_many_and_each_has_one_result(graded):
 
 
 def test_the_command_shows_no_traceback_and_nothing_that_a_terminal_acts_on(graded):
-    told = graded.done.stdout + graded.done.stderr
-    assert "Traceback" not in told
-    assert not re.search(r"[^\n\x20-\x7e]", told), re.findall(r"[^\n\x20-\x7e]+", told)
+    printed = graded.done.stdout + graded.done.stderr
+    assert "Traceback" not in printed
+    assert not re.search(r"[^\n\x20-\x7e]", printed), re.findall(r"[^\n\x20-\x7e]+", printed)
 
 
 def test_pages_hold_no_markup_of_the_learners(graded):
@@ -171,7 +171,7 @@ def test_canaries_are_unchanged_and_no_service_was_called(graded):
 def test_nothing_lies_about(graded):
     assert graded.fresh == set()
     assert [path.name for path in (graded.folder / "tmp").iterdir()] == ["canary"]
-    assert [path for path in graded.folder.rglob(f"*{LEFT}*")] == []
+    assert list(graded.folder.rglob(f"*{LEFT}*")) == []
     assert {path.name for path in (graded.folder / "handed in").iterdir()} == {attack.name for attack in ATTACKS} | {
         "canary"
     }

@@ -167,7 +167,7 @@ def test_nothing_passes_from_one_submission_to_the_next(tmp_path):
 
 
 def ended_after(results: int, folder: Path, *arguments: object, by: signal.Signals = signal.SIGKILL) -> tuple[int, str]:
-    """Start the command, send it alone a signal when it has told of so many results; its exit code and complaints.
+    """Start the command, send it alone a signal when it has printed so many results; its exit code and complaints.
 
     Everything that it had started must end with it.
     """
@@ -175,9 +175,9 @@ def ended_after(results: int, folder: Path, *arguments: object, by: signal.Signa
     # A shell ignores Ctrl-C for what it starts in the background, tests among it, and their children inherit that.
     heed = functools.partial(signal.signal, by, signal.SIG_DFL) if by == signal.SIGINT else None
     with subprocess.Popen(command(folder, *arguments), cwd=folder, preexec_fn=heed, **pipes) as running:
-        told: Iterator[str] = (line for line in running.stdout if line.startswith("["))
+        lines: Iterator[str] = (line for line in running.stdout if line.startswith("["))
         for _ in range(results):
-            next(told)
+            next(lines)
         started = psutil.Process(running.pid).children(recursive=True)
         running.send_signal(by)
         _, complaints = running.communicate()
@@ -294,7 +294,7 @@ def test_a_mistake_in_the_call_is_one_line(capsys, line, says):
         (["in/a/00_start_here.ipynb", "--out", "in/a/00_start_here.ipynb/out"], "cannot be made"),
         (["in", "--out", "in/marks"], "lies in the submissions' folder in: name a folder beside it"),
         (["in", "--out", "out", "--secret", "short"], "has 3 bytes"),
-        (["in", "--out", "out", "--secret", "none"], "there is no file none: write a secret"),
+        (["in", "--out", "out", "--secret", "none"], "there is no file none: write at least"),
         (["in", "--out", "out", "--slurm", "2"], "Slurm"),
     ],
 )

@@ -237,7 +237,7 @@ def test_a_record_comes_from_the_runners_own_code_and_questions(step, reason):
 
 
 def ended(step: str) -> dict:
-    """What a process told that the hook ended at this step."""
+    """What a process printed that the hook ended at this step."""
     code = f"""
     if child := os.fork():
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), records())
@@ -259,8 +259,8 @@ def test_a_fork_that_comes_back_tells_nothing():
     begin((forks,), (tell, {"begins": 1}))
     print(records())
     """
-    ended_with, _, told = tried(RUNNER + textwrap.dedent(code)).partition("\n")
-    assert ended_with == str(channel.REFUSED_EXIT) and lines_of(told) == [{"begins": 1}]
+    ended_with, _, printed = tried(RUNNER + textwrap.dedent(code)).partition("\n")
+    assert ended_with == str(channel.REFUSED_EXIT) and lines_of(printed) == [{"begins": 1}]
 
 
 def test_an_honest_cell_may_do_what_lessons_do():

@@ -200,5 +200,5 @@ def test_points_of_an_earlier_run_are_kept_and_three_runs_are_the_most():
 
 
 def test_a_submission_that_cannot_be_graded_asks_for_no_sandbox():
-    result, jobs = graded([], submission(problem="it is no notebook"))
-    assert result.problem == "it is no notebook" and jobs == [] and result.of == 0
+    result, jobs = graded([], submission(problem="it is not a notebook"))
+    assert result.problem == "it is not a notebook" and jobs == [] and result.of == 0

@@ -47,7 +47,7 @@ CLASS = [
     result("ana", RIGHT, MISTAKEN, SCALED, **PRIVATE),
     result("bo", RIGHT, UNKNOWN, BLANK, notes=("q3's check cell is gone",), output="epoch 1\nloss 0.3\n"),
     result("chen", RIGHT, RAISED, UNCHECKED, sha256="of bo"),
-    result("dee", problem="02.ipynb is no notebook: it has 0 bytes", **PRIVATE),
+    result("dee", problem="02.ipynb is not a notebook: it has 0 bytes", **PRIVATE),
     result("eve", replace(RIGHT, right=False, points=0), UNKNOWN, BLANK),
     result("fay", RIGHT, UNKNOWN, SCALED),
     result(
@@ -191,7 +191,7 @@ def test_feedback_says_everything_that_helps(tmp_path):
         "What happened: the kernel died in cell 5",
     ):
         assert part in chen
-    assert "could not be graded: 02.ipynb is no notebook: it has 0 bytes" in dee and "save, and hand in again" in dee
+    assert "could not be graded: 02.ipynb is not a notebook: it has 0 bytes" in dee and "save, and hand in again" in dee
 
 
 def test_pages_of_learners_who_are_gone_are_removed(tmp_path):

@@ -68,5 +68,7 @@ def test_two_nodes_give_the_marks_of_one_machine(class_folder):
     wanted = files(class_folder / "local")
     assert made.keys() == wanted.keys() and [name for name in wanted if made[name] != wanted[name]] == []
     assert sum(int(row["points"] or 0) for row in rows(class_folder / "slurms").values()) == 8 + 4
-    told = [line for name, log in logs.items() if "share" in name for line in log.splitlines() if line.startswith("[")]
-    assert len(told) == 9 and "; all graded already" in logs["logs/merge.log"]
+    shares = [
+        line for name, log in logs.items() if "share" in name for line in log.splitlines() if line.startswith("[")
+    ]
+    assert len(shares) == 9 and "; all graded already" in logs["logs/merge.log"]

@@ -59,7 +59,7 @@ def said(*paths: Path) -> str:
     return str(caught.value)
 
 
-# Whose is whose. The same in a folder and in a zip.
+# Who owns a notebook. The same in a folder and in a zip.
 
 LAYOUTS = {
     "a folder each": (["ana/x.ipynb", "ben/x.ipynb"], ["ana", "ben"]),
@@ -198,7 +198,7 @@ def test_junk_is_passed_over(tmp_path):
         ("02_data_parallelism/ana.ipynb", None, TWO),
         ("doejane_1_2_02_work.ipynb", None, TWO),
         (f"{MOODLE}02_work.ipynb", None, TWO),
-        ("07_smith/x.ipynb", None, None),  # a learner's name is no exercise's
+        ("07_smith/x.ipynb", None, None),  # a learner's name, not an exercise's
         ("ana/2024.ipynb", None, None),
         ("ana/99_x.ipynb", None, None),
         ("ana/x.ipynb", None, None),
@@ -236,7 +236,7 @@ def test_a_learner_without_a_notebook_is_named(tmp_path, paths, learners, kind):
         one.learner for one in found if not one.problem
     ]
     assert all(
-        "there is no notebook (.ipynb) from" in one.problem and "a.txt" in one.problem for one in found if one.problem
+        "handed in no notebook (.ipynb)" in one.problem and "a.txt" in one.problem for one in found if one.problem
     )
     assert len({one.name for one in found}) == len(found)
 
@@ -289,7 +289,7 @@ PROBLEMS = {
     "no text": ("02.ipynb", b"\xff\xfe\x00", "02.ipynb cannot be read as text"),
     "deep": ("02.ipynb", b"[" * 100_000, "02.ipynb is not JSON"),
     "a number of many digits": ("02.ipynb", b"1" * 10_000, "02.ipynb is not JSON"),
-    "format 3": ("02.ipynb", b'{"worksheets": [{"cells": []}]}', "no notebook of format 4"),
+    "format 3": ("02.ipynb", b'{"worksheets": [{"cells": []}]}', "not a notebook of format 4"),
     "broken zip": ("02.zip", b"PK\x03\x04 and no more", "02.zip is no readable zip"),
     "empty zip": ("02.zip", zipped({}), "02.zip holds no notebook"),
     "zip without notebooks": ("02.zip", zipped({"a.pdf": b"x"}), "02.zip holds no notebook"),
@@ -518,7 +518,7 @@ def test_odd_names_in_zips_are_only_labels(tmp_path, monkeypatch):
     assert [submission.learner[:2] for submission in found] == ["an", "be", "c?", "dd", "e"]
     assert all(submission.content == notebook() and not submission.problem for submission in found)
     assert all(len(submission.file) < 250 and submission.file.isprintable() for submission in found)
-    assert len(set(submission.name for submission in found)) == len(names)
+    assert len({submission.name for submission in found}) == len(names)
     assert list(tmp_path.rglob("*")) == [given, given / "week3.zip"]  # nothing was written
 
 
@@ -544,7 +544,7 @@ def test_cells_are_read_from_bytes():
     code = [{"cell_type": "markdown", "source": 'Exercise("x")'}, {"cell_type": "code", "source": source}]
     read = notebook_cells.notebook_of(b"\xef\xbb\xbf" + json.dumps({"cells": code}).encode(), "x")["cells"]
     assert notebook_cells.exercise_name(read) == TWO
-    assert read[1]["source"].encode().endswith(b'"?"')  # half a surrogate pair is no text
+    assert read[1]["source"].encode().endswith(b'"?"')  # half a surrogate pair is not text
 
 
 def test_answering_cells_carry_the_tag_or_define_the_name():

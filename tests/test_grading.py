@@ -119,7 +119,7 @@ def test_an_answer_without_return_is_not_called_blank(source):
     )
 
 
-def test_an_answer_without_return_is_reported_while_tensorflow_traces():
+def test_an_answer_without_return_is_told_so_while_tensorflow_traces():
     tf = pytest.importorskip("tensorflow")
     traced = in_notebook("def double(x): y = 2 * x")
     answers = ask(
@@ -155,7 +155,7 @@ def test_exception_gives_the_learners_own_line_and_no_other():
     assert "\n" not in line and "course_lib" not in line
 
 
-def test_exception_inside_a_traced_function_is_reported_by_its_own_message():
+def test_exception_inside_a_traced_function_is_told_by_its_own_message():
     """TensorFlow prefixes the learner's stack, file names and all, to the message."""
     traced = (
         'in user code:\n\n    File "/tmp/x.py", line 3, in f  *\n        return g(x)\n\n    ValueError: shapes differ\n'
@@ -465,9 +465,9 @@ def test_generation_names_what_does_not_fit_and_writes_nothing(tmp_path, edit, s
         (b"{", "is not JSON"),
         (b"\xff\xfe", "cannot be read as text"),
         (b"[" * 100_000, "is not JSON"),
-        (b"[]", "no notebook of format 4"),
-        (b'{"cells": [{"cell_type": "code", "source": [1]}]}', "no notebook of format 4"),
-        (b'{"worksheets": []}', "no notebook of format 4"),
+        (b"[]", "not a notebook of format 4"),
+        (b'{"cells": [{"cell_type": "code", "source": [1]}]}', "not a notebook of format 4"),
+        (b'{"worksheets": []}', "not a notebook of format 4"),
         (b'{"cells": []}', "is not an exercise of this course"),
     ],
 )

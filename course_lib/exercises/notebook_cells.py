@@ -39,11 +39,11 @@ def notebook_of(content: bytes, name: str) -> dict:
         raise CourseError(f"{name} cannot be read as text: {error}") from None
     except (ValueError, RecursionError) as error:
         raise CourseError(
-            f"{name} is not JSON ({error}), so it is no notebook; save it again, or take a fresh copy"
+            f"{name} is not JSON ({error}), so it is not a notebook; save it again, or take a fresh copy"
         ) from None
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
     if not isinstance(cells, list) or not all(map(_is_cell, cells)):
-        raise CourseError(f"{name} is JSON but no notebook of format 4: save it from Jupyter again")
+        raise CourseError(f"{name} is JSON but not a notebook of format 4: save it from Jupyter again")
     for cell in cells:
         # JSON can spell half a surrogate pair, which neither Python's compiler nor a file takes.
         cell["source"] = "".join(cell["source"]).encode("utf-8", "replace").decode()

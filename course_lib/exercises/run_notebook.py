@@ -25,7 +25,7 @@ def check_notebook(path: str | Path) -> list[Verdict]:
 
     Returns  one verdict per question, in order; a right answer counts wherever
              in the notebook it was right
-    Raises   CourseError for a file that is no notebook, or of no known exercise
+    Raises   CourseError for a file that is not a notebook of a known exercise
     """
     path = Path(path)
     cells = read_notebook(path)["cells"]

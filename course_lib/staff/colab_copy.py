@@ -61,7 +61,7 @@ def write(notebook_path: Path, out: Path, root: Path) -> Path:
 
     out     the file to write; an earlier one is replaced
     Returns out
-    Raises  CourseError for a file that is no notebook of the course, carries the
+    Raises  CourseError for a file that is not a notebook of the course, carries the
             package already, or lies outside the checkout, where its links lead
             nowhere; and where pip cannot build the package
     """
@@ -134,13 +134,9 @@ def _standing_alone(prose: str, folder: Path, root: Path, address: str, branch: 
         if not (path.exists() and path.is_relative_to(root)):  # brackets in code, or another site
             return match[0]
         if match["picture"]:
-            return f"{match['picture']}]({_data_address(path)}"
+            content = base64.b64encode(path.read_bytes()).decode()
+            return f"{match['picture']}](data:{mimetypes.guess_type(path.name)[0]};base64,{content}"
         kind = "tree" if path.is_dir() else "blob"
         return f"]({address}/{kind}/{branch}/{path.relative_to(root).as_posix()}"
 
     return _LINK.sub(found, prose)
-
-
-def _data_address(path: Path) -> str:
-    content = base64.b64encode(path.read_bytes()).decode()
-    return f"data:{mimetypes.guess_type(path.name)[0]};base64,{content}"

@@ -7,18 +7,16 @@ they are. Only an exercise that nobody has touched gets a new digest too, or
 """
 
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from course_lib.errors import CourseError
 from course_lib.exercises.notebook_cells import read_notebook
+from course_lib.staff.grade.results import write_whole
 from course_lib.staff.new_exercises import digest
 
-_NAME = re.compile(
-    r"[A-Za-z0-9](?:-?[A-Za-z0-9]){0,38}/(?!\.\.?$)[\w.-]{1,100}(?<!\.git)", re.ASCII
-)  # as GitHub has it
+_NAME = re.compile(r"[A-Za-z0-9](?:-?[A-Za-z0-9]){0,38}/(?!\.\.?$)[\w.-]{1,100}(?<!\.git)", re.ASCII)  # GitHub's rule
 
 # A link to Colab that is not the badge of one of the course's notebooks is somebody's own.
 _BADGE = re.compile(
@@ -61,9 +59,7 @@ def point_at(repository: str, root: Path) -> list[Pointed]:
     edits = [(path, *_edited(path, repository.encode())) for path in paths]
     changed = [edit for edit in edits if edit[2] or edit[3]]
     for path, content, *_ in changed:
-        fresh = path.with_name(path.name + ".new")
-        fresh.write_bytes(content)
-        os.replace(fresh, path)
+        write_whole(path, content)
     return [Pointed(path.relative_to(root), *counts) for path, _, *counts in changed]
 
 

@@ -8,7 +8,6 @@ gives the same bytes.
 import ast
 import hashlib
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from course_lib.exercises import judges
 from course_lib.exercises.ask import WRITE_HERE
 from course_lib.exercises.judges import published
 from course_lib.exercises.notebook_cells import checked_questions, question_tags, read_notebook
+from course_lib.staff.grade.results import write_whole
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 
@@ -60,7 +60,11 @@ def published_answers(solutions: list[Path]) -> bytes:
 def _answers(cells: list[dict]) -> dict[str, str]:
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     tagged = {question_tags(cell)[0]: cell["source"] for cell in code if question_tags(cell)}
-    return {"imports": _imports(code[0]["source"])} | {name: _without_markers(tagged[name]) for name in sorted(tagged)}
+    answers = {"imports": _imports(code[0]["source"])}
+    for name in sorted(tagged):
+        lines = tagged[name].splitlines()
+        answers[name] = "\n".join(line for line in lines if line.strip() not in (BEGIN, END))
+    return answers
 
 
 def _imports(source: str) -> str:
@@ -75,10 +79,6 @@ def _imports(source: str) -> str:
         or isinstance(part, ast.Assign)
         and all(isinstance(node, kept) for value in (part.value, *part.targets) for node in ast.walk(value))
     )
-
-
-def _without_markers(source: str) -> str:
-    return "\n".join(line for line in source.splitlines() if line.strip() not in (BEGIN, END))
 
 
 def exercise_of(solution: dict, path: Path) -> dict:
@@ -117,9 +117,7 @@ def _write(path: Path, content: bytes) -> Generated:
             return Generated(path, "up to date")
         if not _is_untouched(path):
             return Generated(path, "edited or run since it was generated: left alone; move it away for a fresh one")
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_bytes(content)
-    os.replace(fresh, path)
+    write_whole(path, content)
     return Generated(path, "written")
 
 

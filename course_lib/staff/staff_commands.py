@@ -6,15 +6,17 @@ course_lib.cli imports this when one of them is called; what a subcommand needs 
 import argparse
 from pathlib import Path
 
-from course_lib.staff.certificate import certificate_command
+from course_lib.staff.certificate.certificate_command import (
+    CERTIFICATE_EXAMPLE,
+    VERIFY_EXAMPLE,
+    add_certificate_arguments,
+    add_verify_arguments,
+    certificate,
+    verify,
+)
 from course_lib.staff.grade import grade_command
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-
-
-def certificate(arguments: argparse.Namespace) -> int:
-    """Write your completion certificate: a page that your instructor can verify and sign."""
-    return certificate_command.certificate(arguments, arguments.folder or CHECKOUT / "exercises")
 
 
 def new_exercises(arguments: argparse.Namespace) -> int:
@@ -31,7 +33,8 @@ def run_notebooks(arguments: argparse.Namespace) -> int:
     """Execute notebooks and store their outputs, each as soon as it is done."""
     from course_lib.staff.store_outputs import CellFailed, execute
 
-    paths, failures = arguments.notebook or _with_outputs(), 0
+    stored = (path for name in ("notebooks", "solutions") for path in sorted((CHECKOUT / name).glob("*.ipynb")))
+    paths, failures = arguments.notebook or list(stored), 0
     for number, path in enumerate(paths, 1):
         print(f"[{number}/{len(paths)}] {path.name}", flush=True)
         try:
@@ -72,10 +75,6 @@ def book(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _with_outputs() -> list[Path]:
-    return [path for name in ("notebooks", "solutions") for path in sorted((CHECKOUT / name).glob("*.ipynb"))]
-
-
 def _add_run_notebooks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("notebook", nargs="*", type=Path, help="files; all lessons and solutions by default")
     parser.add_argument("--check", action="store_true", help="store nothing, print time and peak memory only")
@@ -97,24 +96,12 @@ def _add_book(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {
-    "certificate": (
-        certificate,
-        certificate_command.add_certificate_arguments,
-        certificate_command.CERTIFICATE_EXAMPLE,
-    ),
-    "verify": (
-        certificate_command.verify,
-        certificate_command.add_verify_arguments,
-        certificate_command.VERIFY_EXAMPLE,
-    ),
+    "certificate": (certificate, add_certificate_arguments, CERTIFICATE_EXAMPLE),
+    "verify": (verify, add_verify_arguments, VERIFY_EXAMPLE),
     "grade": (grade_command.grade, grade_command.add_arguments, grade_command.EXAMPLE),
     "colab": (colab, _add_colab, "course colab notebooks/02_data_parallelism.ipynb --out 02.ipynb"),
     "badges": (badges, _add_badges, "course badges --repo jane/course"),
     "book": (book, _add_book, "course book --out /tmp/book"),
     "new-exercises": (new_exercises, lambda parser: None, "course new-exercises"),
-    "run-notebooks": (
-        run_notebooks,
-        _add_run_notebooks,
-        "course run-notebooks --check notebooks/02_data_parallelism.ipynb",
-    ),
+    "run-notebooks": (run_notebooks, _add_run_notebooks, "course run-notebooks --check notebooks/11_capstone.ipynb"),
 }

@@ -4,14 +4,13 @@ What is stored holds nothing that changes from run to run without need: no time
 stamps, no Python version, no traceback with a machine's paths.
 """
 
-import os
 import time
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 from course_lib.errors import CourseError
 from course_lib.exercises.notebook_cells import read_notebook
+from course_lib.staff.grade.results import write_whole
 
 CELL_SECONDS = 600
 METADATA = {
@@ -50,7 +49,7 @@ def execute(path: Path, store: bool) -> Execution:
     A cell that is tagged raises-exception has to raise; no other cell may.
 
     store   False leaves the file as it is
-    Raises  CellFailed naming the cell; CourseError for a file that is no notebook
+    Raises  CellFailed naming the cell; CourseError for a file that is not a notebook
     """
     import nbformat
 
@@ -58,9 +57,7 @@ def execute(path: Path, store: bool) -> Execution:
     notebook = nbformat.read(path, as_version=4)
     seconds, peak_bytes = _run(notebook, path)
     if store:
-        fresh = path.with_name(path.name + ".new")
-        nbformat.write(clean(notebook), fresh)
-        os.replace(fresh, path)
+        write_whole(path, nbformat.writes(clean(notebook)) + "\n")
     return Execution(path, seconds, peak_bytes)
 
 
@@ -98,12 +95,14 @@ def _run(notebook, path: Path) -> tuple[float, int | None]:
             try:
                 client.execute_cell(cell, number - 1)
             except CellExecutionError as error:
-                raise CellFailed(f"{path}, cell {number} raised {error.ename}: {_first_line(error.evalue)}") from None
+                line = error.evalue.strip().partition("\n")[0]
+                raise CellFailed(f"{path}, cell {number} raised {error.ename}: {line}") from None
             except CellTimeoutError:
                 raise CellFailed(f"{path}, cell {number} ran for more than {CELL_SECONDS} s") from None
             except DeadKernelError:
                 raise CellFailed(f"{path}, cell {number}: the kernel died; was the memory enough?") from None
-            if RAISES in cell.metadata.get("tags", ()) and not _raised(cell):
+            raised = any(output.output_type == "error" for output in cell.get("outputs", ()))
+            if RAISES in cell.metadata.get("tags", ()) and not raised:
                 raise CellFailed(f"{path}, cell {number} is tagged {RAISES} and did not raise")
         return time.perf_counter() - began, _peak_bytes(client)
 
@@ -123,18 +122,9 @@ def _peak_bytes(client) -> int | None:
 def _merged(outputs: list) -> list:
     """Neighbouring pieces of one stream made one: where they were cut is the machine's doing."""
     kept = []
-    for stream, group in groupby(outputs, key=lambda output: output.get("name")):
-        pieces = list(group)
-        if stream is not None:
-            pieces[0].text = "".join(piece.text for piece in pieces)
-            pieces = pieces[:1]
-        kept += pieces
+    for output in outputs:
+        if kept and output.output_type == "stream" and output.name == kept[-1].get("name"):
+            kept[-1].text += output.text
+        else:
+            kept.append(output)
     return kept
-
-
-def _raised(cell) -> bool:
-    return any(output.output_type == "error" for output in cell.outputs)
-
-
-def _first_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[0]

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from course_lib.errors import CourseError
+from course_lib.staff.grade.grade_command import count
 
 CERTIFICATE_EXAMPLE = 'course certificate --name "Ada Lovelace"'
 VERIFY_EXAMPLE = "course verify ada.html --key class.key --sign ada-signed.html"
@@ -23,15 +24,13 @@ VERIFY_MEANS = (
 )
 
 
-def certificate(arguments: argparse.Namespace, folder: Path) -> int:
-    """Write your completion certificate: a page that your instructor can verify and sign.
-
-    folder  of the exercise notebooks
-    """
+def certificate(arguments: argparse.Namespace) -> int:
+    """Write your completion certificate: a page that your instructor can verify and sign."""
     from course_lib import progress
     from course_lib.staff.certificate import certificate_page, record
     from course_lib.staff.grade.results import write_whole
 
+    folder = arguments.folder or Path(__file__).resolve().parents[3] / "exercises"
     read = progress.read(folder)
     unfinished = [f"{one.exercise} ({', '.join(one.open)})" for one in read.exercises if one.open]
     if unfinished:
@@ -95,26 +94,27 @@ def _verify_signed(sealed, arguments: argparse.Namespace) -> int:
 
 
 def _verify_claim(sealed, arguments: argparse.Namespace) -> int:
-    from course_lib.staff.certificate import certificate_page, keys, rerun
+    from course_lib.staff.certificate import certificate_page, rerun
     from course_lib.staff.certificate.record import Refused
     from course_lib.staff.grade.results import plain_line, write_whole
 
     if arguments.sign and not arguments.key:
         raise CourseError("--sign needs --key: name the class's key, which `course verify --new-key FILE` makes")
-    private = keys.read_private(arguments.key) if arguments.sign else None  # before minutes of work
+    if arguments.sign:
+        from course_lib.staff.certificate import keys
+
+        private = keys.read_private(arguments.key)  # before minutes of work
     record, review = sealed.record, []
     for number, result in enumerate(rerun.results(record, arguments.jobs, not arguments.run_submissions_as_me), 1):
         print(f"[{number}/{len(record.exercises)}] {result.exercise}: {result.points} of {result.of}", flush=True)
         if result.problem or result.points < result.of or not result.of:
-            wrong = "; ".join(verdict.summary for verdict in result.verdicts if not verdict.right)
-            raise Refused(
-                plain_line(f"{result.exercise}, run again: {wrong or result.problem or 'no question was checked'}")
-            )
+            wrong = "; ".join(verdict.summary for verdict in result.verdicts if not verdict.right) or result.problem
+            raise Refused(plain_line(f"{result.exercise}, run again: {wrong or 'no question was checked'}"))
         review += [f"look at {result.exercise}: {line}" for line in result.review]
     for line in review:
         print(line)
     print(f"accepted: {_summary(record)}; all answers are right when run again")
-    if private:
+    if arguments.sign:
         key, today = keys.id_of(private.public_key()), datetime.now(UTC).date().isoformat()
         body = certificate_page.confirmed_body(dataclasses.replace(record, answers=""), key, today)
         write_whole(arguments.sign, certificate_page.signed_page(body, key, keys.sign(private, body)).decode())
@@ -131,39 +131,22 @@ def _summary(record) -> str:
 def add_certificate_arguments(parser: argparse.ArgumentParser) -> None:
     """What `course certificate` takes."""
     parser.description = f"{parser.description} {CERTIFICATE_MEANS}"
-    parser.add_argument("--name", required=True, help="as it shall stand on the certificate")
-    parser.add_argument("--folder", type=Path, help="the folder of your exercise notebooks; exercises/ by default")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        default=Path("certificate.html"),
-        help="the page to write; certificate.html here by default",
-    )
+    add = parser.add_argument
+    add("--name", required=True, help="as it shall stand on the certificate")
+    add("--folder", type=Path, help="the folder of your exercise notebooks; exercises/ by default")
+    text = "the page to write; certificate.html here by default"
+    add("--out", type=Path, metavar="FILE", default=Path("certificate.html"), help=text)
 
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     """What `course verify` takes."""
     parser.description = f"{parser.description} {VERIFY_MEANS}"
-    what = parser.add_mutually_exclusive_group(required=True)
+    add, what = parser.add_argument, parser.add_mutually_exclusive_group(required=True)
     what.add_argument("file", nargs="?", type=Path, metavar="FILE", help="a learner's certificate, or a signed one")
-    what.add_argument(
-        "--new-key", type=Path, metavar="FILE", help="make the class's key instead, once, and its public half FILE.pub"
-    )
-    parser.add_argument(
-        "--key", type=Path, metavar="FILE", help="the class's key; its public half is enough to verify a signed one"
-    )
-    parser.add_argument(
-        "--sign", type=Path, metavar="FILE", help="write the signed certificate there when all answers are right"
-    )
-    parser.add_argument(
-        "--jobs", type=_jobs, default=1, metavar="N", help="exercises run again at a time, 1 by default"
-    )
+    text = "make the class's key instead, once, and its public half FILE.pub"
+    what.add_argument("--new-key", type=Path, metavar="FILE", help=text)
+    add("--key", type=Path, metavar="FILE", help="the class's key; to verify a signed one, its public half is enough")
+    add("--sign", type=Path, metavar="FILE", help="write the signed certificate there when all answers are right")
+    add("--jobs", type=count, default=1, metavar="N", help="exercises run again at a time, 1 by default")
     text = "use no sandbox: the learner's code can then read and change all that you can"
-    parser.add_argument("--run-submissions-as-me", action="store_true", help=text)
-
-
-def _jobs(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) <= 100:
-        raise argparse.ArgumentTypeError(f"a whole number of 1 to 100 is expected, not {text!r}")
-    return int(text)
+    add("--run-submissions-as-me", action="store_true", help=text)

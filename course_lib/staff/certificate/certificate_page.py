@@ -80,9 +80,7 @@ def opened(content: bytes) -> Sealed:
     kind, key, proof = (part.decode() for part in seal.groups())
     record, digest = Record.from_json(html.unescape(found[0]))
     if kind == "claim" and not _same(proof, hashlib.sha256(body).hexdigest()):
-        raise Refused(
-            "the claim was changed after it was made: its SHA-256 is another; ask for the file as it was made"
-        )
+        raise Refused("the claim was changed after it was made: its SHA-256 differs; ask for the file as it was made")
     if not _same(digest, record.digest):
         raise Refused("the record was changed: its digest is not that of the name, points and answers beside it")
     return Sealed(record, body, None if kind == "claim" else key, proof)

@@ -10,6 +10,14 @@ from pathlib import Path
 
 from course_lib.errors import CourseError
 
+try:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+except ImportError:
+    raise CourseError("keys need the cryptography package: `pip install cryptography`") from None
+
 PUBLIC = ".pub"
 ID_CHARACTERS = 16  # of the public half's SHA-256; enough to tell keys apart, and no proof
 
@@ -17,17 +25,12 @@ ID_CHARACTERS = 16  # of the public half's SHA-256; enough to tell keys apart, a
 def make(file: Path) -> Path:
     """Write a new private key, for its owner alone, and its public half beside it; return the latter's file.
 
-    Raises  CourseError where the file is there already or cannot be written, and without the cryptography package
+    Raises  CourseError where the file is there already or cannot be written
     """
-    _, serialization, ed25519 = _cryptography()
     private = ed25519.Ed25519PrivateKey.generate()
     public_file = file.with_name(file.name + PUBLIC)
-    text = private.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    public = private.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    text = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     for path, content, mode in ((file, text, 0o600), (public_file, public, 0o644)):
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -54,8 +57,7 @@ def read_public(file: Path):
 
 def id_of(public) -> str:
     """A short name that distinguishes keys."""
-    _, serialization, _ = _cryptography()
-    raw = public.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    raw = public.public_bytes(Encoding.Raw, PublicFormat.Raw)
     return hashlib.sha256(raw).hexdigest()[:ID_CHARACTERS]
 
 
@@ -66,16 +68,14 @@ def sign(private, content: bytes) -> str:
 
 def is_signed(public, content: bytes, signature: str) -> bool:
     """Whether the signature is this key's of this content; the package compares in constant time."""
-    invalid, _, _ = _cryptography()
     try:
         public.verify(base64.b64decode(signature, validate=True), content)
-    except (invalid, ValueError):
+    except (InvalidSignature, ValueError):
         return False
     return True
 
 
 def _read(file: Path):
-    _, serialization, ed25519 = _cryptography()
     try:
         content = file.read_bytes()
     except OSError as error:
@@ -92,15 +92,3 @@ def _read(file: Path):
         if isinstance(key, (ed25519.Ed25519PrivateKey, ed25519.Ed25519PublicKey)):
             return key
     raise CourseError(f"{file} is no key of a class; `course verify --new-key FILE` makes one")
-
-
-def _cryptography():
-    try:
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric import ed25519
-    except ImportError:
-        raise CourseError(
-            "keys need the cryptography package, which is not installed: `pip install cryptography`"
-        ) from None
-    return InvalidSignature, serialization, ed25519

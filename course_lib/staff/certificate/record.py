@@ -104,9 +104,7 @@ def claim(name: str, progress: Progress, folder: Path) -> Record:
     """
     name = " ".join(name.split())
     if not is_name(name):
-        raise CourseError(
-            f"--name takes 1 to {LONGEST_NAME} characters as they shall stand on the certificate, not {name[:120]!r}"
-        )
+        raise CourseError(f"--name takes 1 to {LONGEST_NAME} characters that can be printed, not {name[:120]!r}")
     answers = {one.exercise: code_of(folder / f"{one.exercise}.ipynb") for one in progress.exercises}
     today = datetime.now(UTC).date().isoformat()
     lines = tuple(_line(one, answers[one.exercise]) for one in progress.exercises)

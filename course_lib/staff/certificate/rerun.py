@@ -30,9 +30,7 @@ def require_whole(record: Record) -> dict[str, list[dict]]:
         if one.sha256 != sha256_of(answers[one.exercise]):
             raise Refused(f"the answers of {one.exercise} are not those that the certificate names")
         if not one.points == one.of == sum(question.points for question in judges.questions(one.exercise)):
-            raise Refused(
-                f"the certificate claims {one.points} of {one.of} points for {one.exercise}, which is not all of them"
-            )
+            raise Refused(f"the certificate claims {one.points} of {one.of} points for {one.exercise}, not all of them")
     return answers
 
 

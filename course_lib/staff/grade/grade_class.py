@@ -57,9 +57,8 @@ def grade_class(arguments: argparse.Namespace) -> int:
     waiting = [one for one in mine if one.name not in done]
     began = time.monotonic()
     try:
-        for count, (one, result) in enumerate(
-            grade_all(waiting, secret, limits, graded_by, arguments.jobs, enclosed), 1
-        ):
+        graded = grade_all(waiting, secret, limits, graded_by, arguments.jobs, enclosed)
+        for count, (one, result) in enumerate(graded, 1):
             results.write(stored, one.name, result)
             done[one.name] = result
             seconds = (time.monotonic() - began) / count * (len(waiting) - count)
@@ -217,9 +216,7 @@ def _secret(arguments: argparse.Namespace) -> bytes:
     """The course's secret: the named file, which must be there, or the one in the folder, made for its owner alone."""
     file = arguments.secret or arguments.out / "secret"
     if arguments.secret and not file.exists():
-        raise CourseError(
-            f"there is no file {file}: write a secret of {SECRET_BYTES // 2} bytes or more there, or leave --secret out"
-        )
+        raise CourseError(f"there is no file {file}: write at least {SECRET_BYTES // 2} bytes there, or omit --secret")
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

@@ -18,74 +18,31 @@ def grade(arguments: argparse.Namespace) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What `course grade` takes."""
-    limits = Limits()
-    parser.add_argument(
-        "path",
-        nargs="+",
-        type=Path,
-        help="folders, zips and notebooks; see the README for how each notebook finds its learner",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="FOLDER",
-        help="marks, feedback pages and stored results come there; the same command goes on from them",
-    )
-    parser.add_argument(
-        "--jobs",
-        type=_count,
-        default=1,
-        metavar="N",
-        help="submissions graded at a time, 1 by default; take as many as you have cores",
-    )
-    parser.add_argument(
-        "--secret",
-        type=Path,
-        metavar="FILE",
-        help="a file of yours that the inputs are drawn from; without it, FOLDER/secret, made once",
-    )
-    parser.add_argument(
-        "--export",
-        action="append",
-        choices=FORMS,
-        default=[],
-        help="also write the marks as this system imports them; may be repeated",
-    )
-    for name, unit in (
-        ("cell_seconds", "for one cell or check"),
-        ("seconds", "for one notebook"),
-        ("memory_gib", "for one notebook"),
-    ):
-        option, default = f"--{name.replace('_', '-')}", getattr(limits, name)
-        parser.add_argument(
-            option, type=_amount, default=default, metavar="X", help=f"limit {unit}; {default:g} by default"
-        )
-    parser.add_argument(
-        "--slurm", type=_count, metavar="TASKS", help="write and submit an array of so many tasks, and a merge"
-    )
-    parser.add_argument(
-        "--sbatch",
-        action="append",
-        default=[],
-        metavar="OPTION",
-        help='an option for sbatch, such as "--partition=cpu"; may be repeated',
-    )
-    parser.add_argument("--wait", action="store_true", help="with --slurm: wait until the marks are there")
-    parser.add_argument(
-        "--share",
-        type=_share_of,
-        metavar="K/N",
-        help="grade the K-th of N shares alone, from 0; the tasks of --slurm call it so",
-    )
+    add, limits = parser.add_argument, Limits()
+    add("path", nargs="+", type=Path, help="folders, zips and notebooks; the README says how each finds its learner")
+    add("--out", type=Path, required=True, metavar="FOLDER", help="for marks, feedback and stored results")
+    add("--jobs", type=count, default=1, metavar="N", help="submissions graded at a time, 1 by default; one per core")
+    add("--secret", type=Path, metavar="FILE", help="what inputs are drawn from; by default FOLDER/secret, made once")
+    text = "also write the marks as this system imports them; may be repeated"
+    add("--export", action="append", choices=FORMS, default=[], help=text)
+    units = {"cell_seconds": "for one cell or check", "seconds": "for one notebook", "memory_gib": "for one notebook"}
+    for name, unit in units.items():
+        default = getattr(limits, name)
+        text = f"limit {unit}; {default:g} by default"
+        add(f"--{name.replace('_', '-')}", type=_amount, default=default, metavar="X", help=text)
+    add("--slurm", type=count, metavar="TASKS", help="write and submit an array of so many tasks, and a merge")
+    text = 'an option for sbatch, such as "--partition=cpu"; may be repeated'
+    add("--sbatch", action="append", default=[], metavar="OPTION", help=text)
+    add("--wait", action="store_true", help="with --slurm: wait until the marks are there")
+    text = "grade the K-th of N shares alone, the first is 0; the tasks of --slurm call it so"
+    add("--share", type=_share_of, metavar="K/N", help=text)
     text = "use no sandbox: learner code can then read and change all that you can"
-    parser.add_argument("--run-submissions-as-me", action="store_true", help=text)
-    parser.add_argument(
-        "--json", action="store_true", help="print the summary's figures as JSON, and progress to stderr"
-    )
+    add("--run-submissions-as-me", action="store_true", help=text)
+    add("--json", action="store_true", help="print the summary's figures as JSON, and progress to stderr")
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """An argument of 1 to 10,000. Raises ArgumentTypeError for another text."""
     if not text.isdecimal() or not 0 < int(text) <= 10_000:
         raise argparse.ArgumentTypeError(f"a whole number of 1 to 10000 is expected, not {text!r}")
     return int(text)

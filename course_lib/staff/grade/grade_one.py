@@ -68,6 +68,7 @@ def judge_submission(
     questions, seeds = judges.questions(submission.exercise), seeds_of(secret, submission)
     errors = _errors(runs)
     endings = [_ended_by(run, limits) for run in runs if run.stopped_at is not None]
+    reason = endings[-1] if endings else "the notebook ended before its cell"
     judged = _judged(runs, {question.name: question for question in questions}, seeds)
     answering = {place for question in questions for place in answering_cells(cells, question)}
     elsewhere = [line for number, line in sorted(errors.items()) if number - 1 not in answering]
@@ -77,7 +78,7 @@ def judge_submission(
         verdicts=tuple(
             dataclasses.replace(
                 _verdict_or_error(judged.get(question.name), question, cells, errors)
-                or _without_points(question, _unchecked(endings)),
+                or _without_points(question, f"was not checked: {reason}"),
                 notes=tuple(answer_notes(question, cells, errors)),
             )
             for question in questions
@@ -90,13 +91,11 @@ def judge_submission(
 
 def seeds_of(secret: bytes, submission: Submission) -> dict[str, int]:
     """A seed of 32 bits per question, from the secret, the exercise and the notebook's bytes."""
-    content = hashlib.sha256(submission.content).digest()
-    return {
-        question.name: int.from_bytes(
-            hmac.digest(secret, f"{submission.exercise} {question.name} ".encode() + content, "sha256")[:4], "big"
-        )
-        for question in judges.questions(submission.exercise)
-    }
+    content, seeds = hashlib.sha256(submission.content).digest(), {}
+    for question in judges.questions(submission.exercise):
+        drawn = hmac.digest(secret, f"{submission.exercise} {question.name} ".encode() + content, "sha256")
+        seeds[question.name] = int.from_bytes(drawn[:4], "big")
+    return seeds
 
 
 def _job(submission: Submission, seeds: dict[str, int], limits: Limits) -> dict:
@@ -185,10 +184,6 @@ def _verdict_or_error(
     if verdict and failed and verdict.problem.startswith(NO_ANSWER):
         return _without_points(question, f"could not run: {failed}")
     return verdict
-
-
-def _unchecked(endings: list[str]) -> str:
-    return f"was not checked: {endings[-1] if endings else 'the notebook ended before its cell'}"
 
 
 def _without_points(question: Question, problem: str) -> Verdict:

@@ -15,11 +15,7 @@ from course_lib.cluster.slurm import hand_over
 from course_lib.errors import CourseError
 from course_lib.staff.grade.results import write_whole
 
-ARRAY = """#!/bin/bash
-{directives}
-exec {command} --share "$SLURM_ARRAY_TASK_ID/{tasks}"
-"""
-MERGE = """#!/bin/bash
+SCRIPT = """#!/bin/bash
 {directives}
 exec {command}
 """
@@ -44,10 +40,10 @@ def write(
     asked = ["--ntasks=1", f"--cpus-per-task={jobs}", memory, *options]
     array = ["--job-name=course-grade", f"--array=0-{tasks - 1}", f"--output={folder}/logs/share-%a.log", *asked]
     merge = ["--job-name=course-merge", f"--output={folder}/logs/merge.log", *asked]
-    scripts = {"array.sh": ARRAY.format(directives=_directives(array), command=command, tasks=tasks)}
-    scripts["merge.sh"] = MERGE.format(directives=_directives(merge), command=command)
-    for name, text in scripts.items():
-        write_whole(folder / name, text)
+    share = f'{command} --share "$SLURM_ARRAY_TASK_ID/{tasks}"'
+    for name, settings, line in (("array.sh", array, share), ("merge.sh", merge, command)):
+        directives = "\n".join(f"#SBATCH {shlex.quote(setting)}" for setting in settings)
+        write_whole(folder / name, SCRIPT.format(directives=directives, command=line))
     return folder / "array.sh", folder / "merge.sh"
 
 
@@ -72,15 +68,9 @@ def submit(array: Path, merge: Path, wait: bool = False) -> tuple[int, int]:
     Raises   CourseError when Slurm is missing or refuses, and when the merge that was waited for fails
     """
     if shutil.which("sbatch") is None:
-        raise CourseError(
-            f"Slurm is not here (no sbatch): on a machine of the cluster run `sbatch {array}`, then `sbatch {merge}`"
-        )
+        raise CourseError(f"Slurm is not here (no sbatch): on the cluster run `sbatch {array}`, then `sbatch {merge}`")
     first, _ = hand_over(array)
     second, went_well = hand_over(merge, f"--dependency=afterany:{first}", *(["--wait"] if wait else []))
     if not went_well:
         raise CourseError(f"Slurm's job {second} failed: read {merge.parent}/logs")
     return first, second
-
-
-def _directives(options: list[str]) -> str:
-    return "\n".join(f"#SBATCH {shlex.quote(option)}" for option in options)

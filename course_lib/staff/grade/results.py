@@ -140,16 +140,16 @@ def plain_line(text: str, longest: int = LONGEST_LINE) -> str:
     return line if len(line) <= longest else f"{line[:longest]} ..."
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file, and its folder, so that a reader, or a kill, meets the old text or the new one and never a part.
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file, and its folder, so that a reader, or a kill, meets the old content or the new one and never a part.
 
     Raises  CourseError, in one line, where it cannot be written
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(fresh, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
+        with open(fresh, "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
             file.flush()
             os.fsync(file.fileno())
         os.replace(fresh, path)

@@ -204,9 +204,8 @@ def require(enclosed: bool = True) -> None:
             f"bubblewrap, the sandbox, is not installed: {REMEDY}; without it learner code can read and write all "
             "that you can, which --run-submissions-as-me accepts"
         )
-    trial = subprocess.run(
-        [*_bubblewrap(), sys.executable, "-P", "-c", TRIAL], capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
+    program = [*_bubblewrap(), sys.executable, "-P", "-c", TRIAL]
+    trial = subprocess.run(program, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if trial.returncode:
         last_line = (trial.stderr.strip().splitlines() or ["no message"])[-1]
         raise CourseError(f"bubblewrap cannot make a sandbox here ({last_line}): {_what_would_allow_it()}")
@@ -216,9 +215,8 @@ def _what_would_allow_it() -> str:
     for name, allowing in ALLOWING.items():
         with contextlib.suppress(OSError):  # most kernels have some of them
             if int(Path("/proc/sys", name).read_text()) not in allowing:
-                return (
-                    f"`sudo sysctl -w {name.replace('/', '.')}={allowing[0]}` lets ordinary users make user namespaces"
-                )
+                setting = f"{name.replace('/', '.')}={allowing[0]}"
+                return f"`sudo sysctl -w {setting}` lets ordinary users make user namespaces"
     return (
         "ordinary users must be allowed to make user namespaces, and more within them; a container's own rules may "
         "forbid it"

@@ -90,7 +90,7 @@ def find(paths: list[Path]) -> list[Submission]:
         learners[owner.learner].append((item, owner))
     for learner, files in _without_notebook(items, owned, others).items():
         if learner not in learners:
-            problem = f"there is no notebook (.ipynb) from {learner}, only {_listed(files, ', ')}"
+            problem = f"{learner} handed in no notebook (.ipynb), only {_listed(files, ', ')}"
             found.append(Submission(learner, None, f"{safe_name(learner)}--unknown", files[0], b"", (), problem))
     for learner in sorted(learners, key=lambda learner: (natural(learner), learner)):
         groups = defaultdict(list)
@@ -129,7 +129,7 @@ def _items(paths: list[Path]) -> tuple[list[_Item], list[_Item]]:
             seen |= {item.root.joinpath(*item.parts) for item in fresh}
         if not any(item.counts for item in here):
             raise CourseError(
-                f"nothing in {shown(str(path))} ends in .ipynb or .zip: give the folder or zip of the submissions"
+                f"nothing in {shown(str(path))} ends in .ipynb or .zip: give the submissions or their zip"
             )
         found += fresh
     return [item for item in found if item.counts], [item for item in found if not item.counts]
@@ -143,9 +143,7 @@ def _resolved(path: Path) -> Path:
     except (OSError, RuntimeError, ValueError) as error:
         raise CourseError(f"{shown(str(path))} cannot be read: {_reason(error)}") from None
     if not found.is_dir() and not (found.is_file() and ending(found.name)):
-        raise CourseError(
-            f"{shown(str(path))} is neither a folder, a .zip nor a .ipynb file, and these are what can be graded"
-        )
+        raise CourseError(f"{shown(str(path))} is neither a folder, a .zip nor a .ipynb file: give one of these")
     return found
 
 

@@ -54,9 +54,7 @@ SETTINGS = {
     "add_module_names": False,
     "python_use_unqualified_type_names": True,
     "nitpicky": True,
-    "nitpick_ignore_regex": [
-        ("py:.*", ".*")
-    ],  # a type in a signature is a link where it has a page, and text elsewhere
+    "nitpick_ignore_regex": [("py:.*", ".*")],  # a type without a page stays text
 }
 
 

@@ -59,12 +59,8 @@ def module_page(module: Module, lessons: list[str]) -> str:
     lessons  those that import it
     """
     links = ", ".join(f":doc:`{lesson[:2]} </notebooks/{lesson}>`" for lesson in lessons)
-    lines = [*_heading(module.name), f".. py:module:: {module.name}", ""]
-    lines += [
-        *_text(ast.get_docstring(module.tree)),
-        f"Imported by {'lesson' if len(lessons) == 1 else 'lessons'} {links}.",
-        "",
-    ]
+    lines = [*_heading(module.name), f".. py:module:: {module.name}", "", *_text(ast.get_docstring(module.tree))]
+    lines += [f"Imported by {'lesson' if len(lessons) == 1 else 'lessons'} {links}.", ""]
     for node in _public(module):
         lines += _definition(node)
     return "\n".join(lines) + "\n"
@@ -72,7 +68,7 @@ def module_page(module: Module, lessons: list[str]) -> str:
 
 def _imported(checkout: Path, source: str) -> set[str]:
     """Modules of the library that a cell imports; a name taken from a module stands for the module."""
-    python = re.sub(r"^(\s*)[%!].*", r"\1pass", source, flags=re.MULTILINE)
+    python = re.sub(r"^(\s*)[%!](?!=).*", r"\1pass", source, flags=re.MULTILINE)
     names = set()
     for node in ast.walk(ast.parse(python)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == PACKAGE:
@@ -93,15 +89,14 @@ def _public(module: Module) -> list[Definition]:
     """What a module defines for others; for a package, what its `__all__` names, from the files that define it."""
     if module.path.name != "__init__.py":
         return [node for node in _definitions(module.tree) if not node.name.startswith("_")]
-    origin = {
-        alias.name: node.module for node in module.tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
-    found = []
-    for name in sorted(_all(module.tree)):
-        for path in sorted(module.path.parent.glob("*.py")):
-            if origin.get(name, f"{module.name}.{path.stem}") == f"{module.name}.{path.stem}":
-                found += [node for node in _definitions(ast.parse(path.read_text())) if node.name == name]
-    return found
+    names, found = _all(module.tree), []
+    imports = [node for node in module.tree.body if isinstance(node, ast.ImportFrom)]
+    origin = {alias.name: node.module for node in imports for alias in node.names}
+    for path in sorted(module.path.parent.glob("*.py")):
+        here = f"{module.name}.{path.stem}"
+        nodes = _definitions(ast.parse(path.read_text()))
+        found += [node for node in nodes if node.name in names and origin.get(node.name, here) == here]
+    return sorted(found, key=lambda node: node.name)
 
 
 def _definitions(tree: ast.Module) -> list[Definition]:
@@ -118,42 +113,30 @@ def _all(tree: ast.Module) -> list[str]:
     return names
 
 
-def _definition(node: Definition, indent: str = "") -> list[str]:
+def _definition(node: Definition, indent: str = "", is_method: bool = False) -> list[str]:
     """A function, or a class with its public methods, as directives of Sphinx's Python domain."""
-    inner = indent + "   "
-    if isinstance(node, ast.ClassDef):
-        lines = [f"{indent}.. py:class:: {node.name}({_fields(node)})", ""]
-        lines += _text(ast.get_docstring(node), inner)
-        for method in node.body:
-            if isinstance(method, _FUNCTION) and not method.name.startswith("_") and not _sets(method):
-                lines += _method(method, inner)
-        return lines
-    lines = [f"{indent}.. py:function:: {node.name}{_signature(node)}", *_options(node, inner), ""]
-    return lines + _text(ast.get_docstring(node), inner)
-
-
-def _method(node: ast.FunctionDef, indent: str) -> list[str]:
     inner, decorators = indent + "   ", {ast.unparse(decorator) for decorator in node.decorator_list}
-    if decorators & {"property", "cached_property", "functools.cached_property"}:
-        lines = [f"{indent}.. py:property:: {node.name}"]
-        lines += [f"{inner}:type: {_annotation(node.returns)}"] if node.returns else []
+    options, members = [], []
+    if isinstance(node, ast.ClassDef):
+        head = f"class:: {node.name}({_fields(node)})"
+        members = [it for it in node.body if isinstance(it, _FUNCTION) and not it.name.startswith("_")]
+    elif decorators & {"property", "cached_property", "functools.cached_property"}:
+        head = f"property:: {node.name}"
+        options = [f"type: {_annotation(node.returns)}"] if node.returns else []
     else:
-        bound = "staticmethod" not in decorators
-        lines = [f"{indent}.. py:method:: {node.name}{_signature(node, bound)}", *_options(node, inner)]
-        lines += [f"{inner}:{name}:" for name in ("classmethod", "staticmethod") if name in decorators]
-    return [*lines, "", *_text(ast.get_docstring(node), inner)]
+        signature = _signature(node, bound=is_method and "staticmethod" not in decorators)
+        head = f"{'method' if is_method else 'function'}:: {node.name}{signature}"
+        options = [f"{name}:" for name in ("classmethod", "staticmethod") if name in decorators]
+        options += ["async:"] if isinstance(node, ast.AsyncFunctionDef) else []
+    lines = [f"{indent}.. py:{head}", *(f"{inner}:{option}" for option in options), ""]
+    lines += _text(ast.get_docstring(node), inner)
+    for member in members:
+        if not any(ast.unparse(decorator).endswith(".setter") for decorator in member.decorator_list):
+            lines += _definition(member, inner, is_method=True)
+    return lines
 
 
-def _sets(node: ast.FunctionDef) -> bool:
-    """Whether it is the other half of a property that is described already."""
-    return any(ast.unparse(decorator).endswith(".setter") for decorator in node.decorator_list)
-
-
-def _options(node: ast.FunctionDef, indent: str) -> list[str]:
-    return [f"{indent}:async:"] if isinstance(node, ast.AsyncFunctionDef) else []
-
-
-def _signature(node: ast.FunctionDef, bound: bool = False) -> str:
+def _signature(node: ast.FunctionDef, bound: bool) -> str:
     """bound  leaves out the first argument, self or cls"""
     arguments = node.args
     if bound:
@@ -173,16 +156,14 @@ def _fields(node: ast.ClassDef) -> str:
             return _signature(method, bound=True).removesuffix(" -> None")[1:-1]
     if not any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
         return ""
-    fields = [item for item in node.body if isinstance(item, ast.AnnAssign) and not item.target.id.startswith("_")]
-    return ", ".join(_field(item) for item in fields)
-
-
-def _field(item: ast.AnnAssign) -> str:
-    """A field as an argument; of a default that is made afresh each time, only that there is one."""
-    default = (
-        "" if item.value is None else " = ..." if isinstance(item.value, ast.Call) else f" = {ast.unparse(item.value)}"
-    )
-    return f"{item.target.id}: {_annotation(item.annotation)}{default}"
+    fields = []
+    for item in node.body:
+        if isinstance(item, ast.AnnAssign) and not item.target.id.startswith("_"):
+            default = "" if item.value is None else f" = {ast.unparse(item.value)}"
+            if isinstance(item.value, ast.Call):  # made afresh each time
+                default = " = ..."
+            fields.append(f"{item.target.id}: {_annotation(item.annotation)}{default}")
+    return ", ".join(fields)
 
 
 def _annotation(node: ast.expr) -> str:

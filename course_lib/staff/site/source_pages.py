@@ -70,11 +70,10 @@ def notebook_page(notebook: dict, path: Path) -> dict:
                 del data[kind]
             if "text/html" in data:
                 data["text/html"] = with_headers("".join(data["text/html"]))
-        alts = [_alt(output) for output in cell.get("outputs", ()) if "image/png" in output.get("data", {})]
+        pictures = [output for output in cell.get("outputs", ()) if "image/png" in output.get("data", {})]
+        alts = [one.get("metadata", {}).get("image/png", {}).get("alt", "").strip() for one in pictures]
         if len(alts) > 1 or alts == [""]:
-            raise CourseError(
-                f"{path}, cell {number} shows {len(alts)} pictures; a page needs one a cell, with alt text"
-            )
+            raise CourseError(f"{path}, cell {number} shows {len(alts)} pictures; a page needs one, with alt text")
         if alts:
             cell["metadata"]["mystnb"] = {"image": {"alt": alts[0]}}
     return notebook
@@ -105,7 +104,3 @@ def _rewritten(markdown: str, up: str) -> str:
     """up  leads from the page's folder to the site's top"""
     markdown = _BADGE.sub(r"[\1](\2)", markdown)
     return _MODULE.sub(lambda match: f"]({up}reference/course_lib.{match[1].replace('/', '.')}.rst)", markdown)
-
-
-def _alt(output: dict) -> str:
-    return output.get("metadata", {}).get("image/png", {}).get("alt", "").strip()

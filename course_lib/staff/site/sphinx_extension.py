@@ -49,12 +49,8 @@ def _block(writer, node) -> None:
 
 def mathml(formula: str, block: bool) -> str:
     """A formula in LaTeX as MathML. Raises SphinxError for LaTeX that docutils does not know."""
+    known = _DIGITS.sub(r"\\frac{\1}{\2}", formula).replace(r"\dots", r"\ldots")  # as docutils knows them
     try:
-        return latex2mathml.tex2mathml(_known(formula), as_block=block)
+        return latex2mathml.tex2mathml(known, as_block=block)
     except MathError as error:
         raise SphinxError(f"the formula {formula!r}: {error}") from None
-
-
-def _known(formula: str) -> str:
-    """What docutils does not know, in words that it does."""
-    return _DIGITS.sub(r"\\frac{\1}{\2}", formula).replace(r"\dots", r"\ldots")

@@ -140,16 +140,12 @@ def _watch(learner: int, memory_gib: float | None) -> dict:
     signals = {signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     while True:
-        while (ended := _ended())[0]:
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             if ended[0] == learner:
                 return {"exit": os.waitstatus_to_exitcode(ended[1])}
         if memory_gib and namespaces.own_bytes() > memory_gib * namespaces.GIB:
             return {"memory": True}
         signal.sigtimedwait(signals, WATCH_SECONDS)
-
-
-def _ended() -> tuple[int, int]:
-    return os.waitpid(-1, os.WNOHANG)
 
 
 def _follow(job: dict, records: socket.socket, output: int, child: int, key: bytes, out) -> dict:

@@ -160,6 +160,4 @@ class Unsealed:
 
 
 def _codes(module: dict[str, object]) -> list[CodeType]:
-    return [
-        value.__code__ for value in module.values() if isinstance(value, FunctionType) and value.__globals__ is module
-    ]
+    return [it.__code__ for it in module.values() if isinstance(it, FunctionType) and it.__globals__ is module]
