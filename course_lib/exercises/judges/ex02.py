@@ -432,10 +432,6 @@ def _not_settled(answers, seed):
     return learns and not answers["statistics_identical"] and _learned(answers, seed) is not True
 
 
-def _hardly_trained(answers, seed):
-    return _full_global_batches(answers, seed) is True and _loss_falls(answers, seed) is not True
-
-
 OWN_RUN = Question(
     name="q6",
     title="Your model, your data, four replicas",
