@@ -26,7 +26,14 @@ WORDS = {
 }
 FILES = [
     path
-    for pattern in ("*.md", "course_lib/**/*.py", "tests/**/*.py", "notebooks/*.ipynb", "solutions/*.ipynb")
+    for pattern in (
+        "*.md",
+        "course_lib/**/*.py",
+        "course_lib/**/*.toml",
+        "tests/**/*.py",
+        "notebooks/*.ipynb",
+        "solutions/*.ipynb",
+    )
     for path in sorted(ROOT.glob(pattern))
     if path != Path(__file__)
 ]

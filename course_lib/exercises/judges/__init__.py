@@ -1,6 +1,6 @@
 """Every exercise's questions by the exercise's name, loaded when asked for.
 
-One module per exercise holds its targets and mistakes; its probes live apart in
+exNN.py holds an exercise's targets and exNN_mistakes.toml its known mistakes; its probes live apart in
 exercises/probes, so that a sandbox can hold the probes and no reference.
 """
 

@@ -5,9 +5,9 @@ Needs NumPy; TensorFlow to compare an answer with known mistakes.
 
 import numpy as np
 
-from course_lib.exercises.judges import forms, published
+from course_lib.exercises.judges import forms, known_mistakes, published
 from course_lib.exercises.probes import ex00 as probes
-from course_lib.exercises.question import Mistake, Question, Target
+from course_lib.exercises.question import Question, Target
 
 ANSWERS = published.answers("00_start_here")
 MEAN_TOLERANCE = 1e-5  # float32 rounds at 6e-8; a mean of some tens of numbers loses little
@@ -51,35 +51,7 @@ SHARD_SIZES = Question(
         Target("the sizes add up to the global batch", _each_split(_another_sum)),
         Target("no two sizes differ by more than 1", _each_split(_differ)),
     ),
-    mistakes=(
-        Mistake(
-            "remainder dropped",
-            "Your sizes lose the examples that are left over when the batch does not divide.",
-            "`global_batch // replicas` throws `global_batch % replicas` examples away: who takes them?",
-            edit={" + (replica < left_over)": ""},
-        ),
-        Mistake(
-            "remainder on one replica",
-            "One replica takes all the examples that are left over, and the others wait for it at every step.",
-            "There are fewer left-over examples than replicas: hand them out one by one.",
-            edit={"(replica < left_over)": "(left_over if replica == replicas - 1 else 0)"},
-        ),
-        Mistake(
-            "rounded up everywhere",
-            "Every replica's size is rounded up, so that you hand out more examples than the batch has.",
-            "Rounding up is right for `global_batch % replicas` of the replicas, not for all.",
-            edit={"(replica < left_over)": "(left_over > 0)"},
-        ),
-        Mistake(
-            "full shards first",
-            "You fill shards to the rounded-up size until nothing is left; the last ones run short or stay empty.",
-            "Compare your largest and smallest size; start from the rounded-down size and add.",
-            edit={
-                "size, left_over = divmod(global_batch, replicas)": "size = -(-global_batch // replicas)",
-                "size + (replica < left_over)": "max(0, min(size, global_batch - replica * size))",
-            },
-        ),
-    ),
+    mistakes=known_mistakes.of("ex00", "q1"),
 )
 
 
@@ -122,32 +94,7 @@ STEPS = Question(
             _steps_are("dropped", lambda examples, batch: examples // batch),
         ),
     ),
-    mistakes=(
-        Mistake(
-            "always rounded down",
-            "You drop the short last batch whether or not you are asked to.",
-            "With drop_remainder=False the examples that are left over make one more step.",
-            edit={" if drop_remainder or not left_over else full_batches + 1": ""},
-        ),
-        Mistake(
-            "always rounded up",
-            "You keep the short last batch whether or not you are asked to.",
-            "With drop_remainder=True only full batches count.",
-            edit={"drop_remainder or not left_over": "not left_over"},
-        ),
-        Mistake(
-            "swapped",
-            "You keep the short last batch exactly when you should drop it, and the other way round.",
-            "Read your `if`: what does drop_remainder=True ask for?",
-            edit={"if drop_remainder": "if not drop_remainder"},
-        ),
-        Mistake(
-            "one step too many",
-            "You add a step for left-over examples even when the batches divide the examples exactly.",
-            "Try 1,024 examples in batches of 64: is there anything left for another step?",
-            edit={" or not left_over": ""},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex00", "q2"),
 )
 
 
@@ -175,32 +122,14 @@ PLACE = Question(
         Target("tensor i lives on device i", _each_on_its_device),
         Target("tensor i is the double of array i", _doubled),
     ),
-    mistakes=(
-        Mistake(
-            "default device",
-            "All your tensors live on the first device, where TensorFlow puts what nobody places.",
-            "An operation runs where it is written: which of your lines are inside `with tf.device(name):`?",
-            edit={"tf.device(name)": "tf.device(None)"},
-        ),
-        Mistake(
-            "last device",
-            "All your tensors live on the last device.",
-            "Which name does `tf.device` get when the tensor is made: this array's, or the loop's last one?",
-            edit={"tf.device(name)": "tf.device(device_names[-1])"},
-        ),
-        Mistake(
-            "left the devices",
-            "You return NumPy arrays or Python numbers, which live on no device.",
-            "Return the tensor itself; `.numpy()` copies it away from its device.",
-            recognise=lambda answers, seed: all(place.startswith("no device") for place in answers["lives_on"]),
-            edit={"2 * tf.constant(value)": "2 * value"},
-        ),
-        Mistake(
-            "moved, not doubled",
-            "Your tensors are on the right devices and hold the arrays' own numbers.",
-            "The docstring asks for the double; multiply inside the `with`, so that the device computes it.",
-            edit={"2 * tf.constant(value)": "tf.constant(value)"},
-        ),
+    mistakes=known_mistakes.of(
+        "ex00",
+        "q3",
+        recognise={
+            "left the devices": lambda answers, seed: all(
+                place.startswith("no device") for place in answers["lives_on"]
+            )
+        },
     ),
 )
 
@@ -275,51 +204,20 @@ STATISTICS = Question(
         Target("the whole batch's variance, to 0.2%", _variance_right),
         Target("the variance still, to 0.2%, when the values are thousands", _bright_variances_right),
     ),
-    mistakes=(
-        Mistake(
-            "not on the devices",
-            "You compute every shard's statistics on the first device.",
-            "q3's `with tf.device(name):` belongs around the computation of each shard.",
-            recognise=_on_default_device,
-            edit={"tf.device(name)": "tf.device(None)"},
-        ),
-        Mistake(
-            "mean of means",
-            "Your mean is the mean of the shards' means, which counts a short shard as much as a long one.",
-            "Weight each shard's mean by its number of examples; lesson 00 breaks this on purpose.",
-            recognise=_mean_of_means,
-            edit={"(counts * means).sum() / counts.sum()": "means.mean()"},
-        ),
-        Mistake(
-            "spread between shards lost",
-            "Your variance averages the shards' variances, and forgets that the shards' means differ.",
-            "An example's distance from the whole mean is its distance from its shard's mean, and then some.",
-            recognise=_variance_is(
+    mistakes=known_mistakes.of(
+        "ex00",
+        "q4",
+        recognise={
+            "not on the devices": _on_default_device,
+            "mean of means": _mean_of_means,
+            "spread between shards lost": _variance_is(
                 lambda shards: np.average([shard.var() for shard in shards], weights=list(map(len, shards)))
             ),
-            edit={"squares += counts * (means - mean) ** 2": ""},
-        ),
-        Mistake(
-            "n - 1",
-            "Your variance divides by the number of examples less 1, as for a sample drawn from something larger.",
-            "The docstring's variance is the mean squared distance from the mean of this very batch.",
-            recognise=_variance_is(lambda shards: np.concatenate(shards).var(ddof=1)),
-            edit={"squares.sum() / counts.sum()": "squares.sum() / (counts.sum() - 1)"},
-        ),
-        Mistake(
-            "sums of squares",
-            "Your variance is right for small values, and lost to rounding for large ones: "
-            "it is the small difference of two huge numbers.",
-            "float32 keeps 7 digits. Subtract the shard's own mean on its device, before you square.",
-            recognise=lambda answers, seed: (
+            "n - 1": _variance_is(lambda shards: np.concatenate(shards).var(ddof=1)),
+            "sums of squares": lambda answers, seed: (
                 _variance_right(answers, seed) is True and _bright_variances_right(answers, seed) is not True
             ),
-            edit={
-                "tf.square(values - mean)": "tf.square(values)",
-                "squares += counts * (means - mean) ** 2": "",
-                "squares.sum() / counts.sum()": "squares.sum() / counts.sum() - mean**2",
-            },
-        ),
+        },
     ),
 )
 

@@ -5,9 +5,9 @@ Needs NumPy; TensorFlow to compare an answer with known mistakes.
 
 import numpy as np
 
-from course_lib.exercises.judges import forms, published
+from course_lib.exercises.judges import forms, known_mistakes, published
 from course_lib.exercises.probes import ex01 as probes
-from course_lib.exercises.question import Mistake, Question, Target
+from course_lib.exercises.question import Question, Target
 from course_lib.profiler import covered_seconds
 
 ANSWERS = published.answers("01_one_device")
@@ -48,40 +48,7 @@ STOPWATCH = Question(
         Target("the median of the repeats, each until its result is there", _as_steady("median")),
         Target("the spread: interquartile range over median", _as_steady("spread")),
     ),
-    mistakes=(
-        Mistake(
-            "not waited for",
-            "You time how long it takes to launch the step, and the device computes on after your clock has stopped.",
-            "step() returns a result that is not there yet; which call waits for it, and on which side of clock()?",
-            edit={"step().numpy()": "step()"},
-        ),
-        Mistake(
-            "warm-up counted",
-            "Your numbers include the warm-up calls, and with them the tracing and compiling.",
-            "Keep the first `warmup` calls out of the list that you take the median of.",
-            edit={"seconds[warmup:]": "seconds"},
-        ),
-        Mistake(
-            "mean",
-            "You return the mean, which three calls that were disturbed pull far away from the rest.",
-            "The docstring asks for the value in the middle: `np.median`.",
-            edit={"return median": "return np.mean(seconds[warmup:])"},
-        ),
-        Mistake(
-            "one clock for all",
-            "You time all repeats together, so that one disturbed call is in every number and there is no spread.",
-            "Read the clock around each call, and keep every difference.",
-            edit={
-                "low, median, high": "seconds[warmup:] = [np.mean(seconds[warmup:])] * repeats\n    low, median, high"
-            },
-        ),
-        Mistake(
-            "standard deviation",
-            "Your spread is the standard deviation over the median, which a few disturbed calls decide.",
-            "The interquartile range is the distance between the 25th and the 75th percentile: `np.percentile`.",
-            edit={"(high - low)": "np.std(seconds[warmup:])"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex01", "q1"),
 )
 
 
@@ -166,52 +133,17 @@ PIPELINE = Question(
         Target("augmented afresh in every epoch", _augmented_afresh),
         Target("shuffled afresh in every epoch, over the whole data set", _shuffled_afresh),
     ),
-    mistakes=(
-        Mistake(
-            "no cache",
-            "You decode every example again in every epoch.",
-            "What is the same in each epoch belongs before a `cache()`.",
-            recognise=_decoded_again,
-            edit={".cache()": ""},
-        ),
-        Mistake(
-            "augmentation frozen",
-            "Your cache comes after `augment`, so that the second epoch repeats what chance did in the first.",
-            "Cache after `decode`, and leave what is random behind the cache.",
-            recognise=lambda answers, seed: answers["repeated"] > 0.9,
-            edit={"return augmented": "return augmented.cache()"},
-        ),
-        Mistake(
-            "order frozen",
-            "Every epoch has the same order.",
-            "`shuffle` belongs between the cache, which repeats an order, and the batch; it reshuffles by default.",
-            recognise=lambda answers, seed: _same_order(answers),
-            edit={".cache()": "", ".shuffle(len(examples))": ".shuffle(len(examples)).cache()"},
-        ),
-        Mistake(
-            "batches shuffled",
-            "You shuffle whole batches: they change places, and their members stay together for ever.",
-            "Does `shuffle` see examples or batches? It sees what the line before it makes.",
-            recognise=lambda answers, seed: _same_members(answers),
-            edit={".shuffle(len(examples))": "", "remainder=True)": "remainder=True).shuffle(len(examples))"},
-        ),
-        Mistake(
-            "small buffer",
-            "Your shuffle mixes neighbours only: its buffer is much shorter than the data set.",
-            "An example can come early by the buffer's length at most: how long must the buffer be?",
-            recognise=lambda answers, seed: _most_early(answers) < probes.pipeline_sizes(seed)[0] / 2,
-            edit={"shuffle(len(examples))": "shuffle(global_batch)"},
-        ),
-        Mistake(
-            "one by one",
-            "You augment example by example, which is a call for each where one for the batch would do.",
-            "`augment` takes a whole batch too: put it behind `batch`.",
-            recognise=lambda answers, seed: answers["augment_runs"] >= 2 * len(_numbers(answers, 0)),
-            edit={
-                ".batch(global_batch, drop_remainder=True)": "",
-                "return augmented": "return augmented.batch(global_batch, drop_remainder=True)",
-            },
-        ),
+    mistakes=known_mistakes.of(
+        "ex01",
+        "q2",
+        recognise={
+            "no cache": _decoded_again,
+            "augmentation frozen": lambda answers, seed: answers["repeated"] > 0.9,
+            "order frozen": lambda answers, seed: _same_order(answers),
+            "batches shuffled": lambda answers, seed: _same_members(answers),
+            "small buffer": lambda answers, seed: _most_early(answers) < probes.pipeline_sizes(seed)[0] / 2,
+            "one by one": lambda answers, seed: answers["augment_runs"] >= 2 * len(_numbers(answers, 0)),
+        },
     ),
 )
 
@@ -264,41 +196,7 @@ MULTI_STEP = Question(
         Target("no Python of the step in the second call", _traced_once),
         Target("tracing runs the step's Python at most twice, however many steps a call has", _short_trace),
     ),
-    mistakes=(
-        Mistake(
-            "a Python loop",
-            "You call the step from a Python loop, so every step is still a call from Python.",
-            "Let `tf.function` trace the loop: one call of yours should run all the steps inside TensorFlow.",
-            edit={"    @tf.function\n": ""},
-        ),
-        Mistake(
-            "traced at every call",
-            "You make a new `tf.function` in every call, and it traces everything again.",
-            "Make it once in make_multi_step, and return it.",
-            edit={
-                "    @tf.function\n": "",
-                "return multi_step": "return lambda iterator: tf.function(multi_step)(iterator)",
-            },
-        ),
-        Mistake(
-            "unrolled",
-            "Your loop is traced step by step, so the graph and the time to trace it grow with steps_per_call.",
-            "Python's `range` is gone when the graph runs; `tf.range` or `tf.while_loop` is part of it.",
-            edit={"tf.range": "range"},
-        ),
-        Mistake(
-            "one batch again and again",
-            "All the steps of a call train on the same batch.",
-            "`next(iterator)` belongs inside the loop.",
-            edit={"step(next(iterator))": "step(batch)", "total = 0.0": "total, batch = 0.0, next(iterator)"},
-        ),
-        Mistake(
-            "last loss",
-            "You return the loss of the call's last step.",
-            "Add the losses up in the loop, and divide at its end.",
-            edit={"total += step": "total = step", "total / steps_per_call": "total"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex01", "q3"),
 )
 
 
@@ -332,38 +230,7 @@ BOTTLENECK = Question(
         Target("the known bottleneck of four distributed runs", _verdicts_right),
         Target("its share of the steps' time, to 0.1%", _shares_right),
     ),
-    mistakes=(
-        Mistake(
-            "replicas added up",
-            "You add the durations of events that run at the same time, so four replicas count four times.",
-            "The loop waits in wall-clock time: `profiler.covered_seconds` counts overlapping events once.",
-            edit={"profiler.covered_seconds(busy)": "sum(e.duration_seconds for e in busy)"},
-        ),
-        Mistake(
-            "first step counted",
-            "You count the first step, which traces and compiles and is not like the others.",
-            "Sort the train marks by their start, and leave the first one out with everything inside it.",
-            edit={"[1:]": ""},
-        ),
-        Mistake(
-            "outside the steps",
-            "You count events outside the train marks, such as filling a buffer before the first step.",
-            "Keep the events whose start lies inside one of the train marks that count.",
-            edit={" and in_a_step(e)": ""},
-        ),
-        Mistake(
-            "longest event",
-            "You compare the longest single events, and a part that is cut into many short ones escapes you.",
-            "Compare the time that all events of a kind cover together.",
-            edit={"profiler.covered_seconds(busy)": "max(e.duration_seconds for e in busy)"},
-        ),
-        Mistake(
-            "share of the parts",
-            "Your share compares with the three parts together, and a step has gaps and waits besides.",
-            "Divide by the time that the train marks cover.",
-            edit={"profiler.covered_seconds(steps)": "sum(seconds.values())"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex01", "q4"),
 )
 
 
@@ -430,51 +297,20 @@ PROFILE = Question(
         Target("all replicas at work in the recording", _both(_all_replicas)),
         Target("your q4 names the bottleneck of both runs from it", _both(_verdict)),
     ),
-    mistakes=(
-        Mistake(
-            "first step recorded",
-            "You record the first step, in which TensorFlow traces the graph.",
-            "Run one step, and wait for its loss, before `profiler.profile` begins.",
-            recognise=lambda answers, seed: all(run["first_recorded"] for run in answers.values()),
-            edit={"    step(next(iterator)).numpy()\n": ""},
-        ),
-        Mistake(
-            "one mark for all",
-            "You have one train mark around all the steps, so that the steps cannot be distinguished.",
-            "Open the train mark inside the loop.",
-            recognise=lambda answers, seed: all(run["trains"] == 1 for run in answers.values()),
-            edit={
-                'for number in range(steps):\n            with mark("train", step_num=number, _r=1):': (
-                    'with mark("train"):\n            for number in range(steps):'
-                )
-            },
-        ),
-        Mistake(
-            "input not marked",
-            "The batch is pulled inside the train mark but not inside an input mark.",
-            "A `for batch in batches` pulls where you cannot mark it: take an `iter` and call `next` under the mark.",
-            recognise=lambda answers, seed: all(run["inputs_in_train"] == 0 for run in answers.values()),
-            edit={'with mark("input")': "if True"},
-        ),
-        Mistake(
-            "pulled outside its mark",
-            "Your input marks are there, but the batch is pulled outside of them.",
-            "`next` itself belongs inside the input mark.",
-            recognise=lambda answers, seed: all(run["pulls_in_input"] == 0 for run in answers.values()),
-            edit={
-                "batch = next(iterator)": "pass",
-                'with mark("train"': 'batch = next(iterator)\n            with mark("train"',
-            },
-        ),
-        Mistake(
-            "not waited for",
-            "Your compute marks end when the step is launched, and on a GPU it has hardly begun then.",
-            "Call the loss's `numpy()` inside the compute mark.",
-            recognise=lambda answers, seed: all(
+    mistakes=known_mistakes.of(
+        "ex01",
+        "q5",
+        recognise={
+            "first step recorded": lambda answers, seed: all(run["first_recorded"] for run in answers.values()),
+            "one mark for all": lambda answers, seed: all(run["trains"] == 1 for run in answers.values()),
+            "input not marked": lambda answers, seed: all(run["inputs_in_train"] == 0 for run in answers.values()),
+            "pulled outside its mark": lambda answers, seed: all(
+                run["pulls_in_input"] == 0 for run in answers.values()
+            ),
+            "not waited for": lambda answers, seed: all(
                 run["calls_in_compute"] > run["waits_in_compute"] == 0 for run in answers.values()
             ),
-            edit={"step(batch).numpy()": "step(batch)"},
-        ),
+        },
     ),
 )
 

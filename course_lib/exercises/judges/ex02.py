@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 
-from course_lib.exercises.judges import forms, published
+from course_lib.exercises.judges import forms, known_mistakes, published
 from course_lib.exercises.probes import ex02 as probes
-from course_lib.exercises.question import Mistake, Question, Target
+from course_lib.exercises.question import Question, Target
 
 ANSWERS = published.answers("02_data_parallelism")
 FLOAT32 = 1e-5  # relative: a dozen products and sums in float32
@@ -55,41 +55,7 @@ REDUCE_SCATTER = Question(
         Target("N-1 rounds", _few_rounds),
         Target("every message goes one worker to the right", _to_the_right),
     ),
-    mistakes=(
-        Mistake(
-            "chunk of the neighbour",
-            "Your chunks are complete, but each worker returns the chunk after its own.",
-            "Worker w must finish chunk w: which chunk does it have to send first, so that chunk w reaches it last?",
-            edit={"w - 1 - step": "w - step", "chunks[w][w]": "chunks[w][(w + 1) % workers]"},
-        ),
-        Mistake(
-            "another's chunk",
-            "Chunk w on worker w is not complete: another worker finished it.",
-            "In the lesson worker w ends with chunk w + 1. Which chunk must it send first to end with its own?",
-            edit={"w - 1 - step": "w - step"},
-        ),
-        Mistake(
-            "network unused",
-            "The sum is there, but nothing was sent for it.",
-            "Send through the `network` that you are given.",
-            edit={"range(workers - 1)": "range(0)", "chunks[w][w]": "sum(own[w] for own in chunks)"},
-        ),
-        Mistake(
-            "whole buffers",
-            "You send whole buffers around the ring, so every worker sends N times what is needed.",
-            "How much of a buffer does the next worker need in this round?",
-            edit={
-                "right, chunks[w][chunk])": "right, np.concatenate(chunks[w]))",
-                "+ array": "+ np.split(array, workers)[chunk]",
-            },
-        ),
-        Mistake(
-            "stored, not added",
-            "A received chunk replaces the local one, so the numbers of the workers on its way are lost.",
-            "The line after `exchange`: in the reduce half of the ring the receiver adds.",
-            edit={"chunks[right][chunk] + array": "array"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex02", "q1"),
 )
 
 
@@ -134,45 +100,7 @@ REPLICA_STEP = Question(
         Target("every replica's weights equal one device's to 0.001%, also with unequal shards", _weights_exact),
         Target("the replicas' losses add up to the mean over the global batch, to 0.001%", _loss_exact),
     ),
-    mistakes=(
-        Mistake(
-            "local mean",
-            "Your step is N times too long: each replica hands over a gradient that is already a mean.",
-            "`apply_gradients` sums what the replicas hand over. Which parts add up to one mean over all rows?",
-            edit={"/ all_rows": "/ rows"},
-        ),
-        Mistake(
-            "mean of means",
-            "You divide by your own rows times the number of replicas, the global batch only for equal shards.",
-            "A replica with one row counts as much as one with five. How many rows do the others have?",
-            edit={"/ all_rows": "/ rows / context.num_replicas_in_sync"},
-        ),
-        Mistake(
-            "summed twice",
-            "The gradients are summed over the replicas twice: by you, and again by the optimizer.",
-            "Give `apply_gradients` the local gradients; it does the all-reduce.",
-            edit={"zip(gradients,": 'zip(context.all_reduce("SUM", gradients),'},
-        ),
-        Mistake(
-            "local mean returned",
-            "The weights are right, but you return the local mean, and those do not add up to the global one.",
-            "Return the loss that you differentiate: a part of the global mean.",
-            edit={"return loss": "return loss * all_rows / rows"},
-        ),
-        Mistake(
-            "global loss returned",
-            "The weights are right, but every replica returns the whole loss, so that they add up to N times it.",
-            "Return this replica's part before any all-reduce of the loss.",
-            edit={"return loss": 'return context.all_reduce("SUM", loss)'},
-        ),
-        Mistake(
-            "strategy inside the step",
-            "You call a strategy's own method inside the step, where only one replica is in sight.",
-            "Inside `strategy.run` ask `tf.distribute.get_replica_context()`.",
-            recognise=_called_outside_its_context,
-            edit={"return loss": 'return tf.distribute.get_strategy().reduce("SUM", loss, axis=None)'},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex02", "q2", recognise={"strategy inside the step": _called_outside_its_context}),
 )
 
 
@@ -225,43 +153,7 @@ PREPARE = Question(
         Target("a step brings every replica global_batch / N rows", _rows_divided),
         Target("every example arrives once in an epoch, unchanged", _every_example),
     ),
-    mistakes=(
-        Mistake(
-            "model outside",
-            "Your model's weights have one copy: it would train on one replica.",
-            "Where was the scope open when the weights were made?",
-            recognise=_model_outside,
-            edit={"with strategy.scope()": "if True"},
-        ),
-        Mistake(
-            "optimizer outside",
-            "The weights are replicated, and the optimizer's variables are not.",
-            "Which of your lines make the optimizer's variables, and is the scope open there?",
-            edit={
-                "        optimizer = make_optimizer()\n        optimizer.build": (
-                    "    optimizer = make_optimizer()\n    optimizer.build"
-                )
-            },
-        ),
-        Mistake(
-            "optimizer not built",
-            "The optimizer has no momentum variables. Made later, inside a tf.function, they break the step.",
-            "Which variables does momentum need, and who makes them, when?",
-            edit={"        optimizer.build(model.trainable_variables)\n": ""},
-        ),
-        Mistake(
-            "global batch to each",
-            "Every replica takes a whole global batch, so a step sees N times the rows that you meant.",
-            "`distribute_datasets_from_function` trusts your batch size; `experimental_distribute_dataset` divides it.",
-            edit={"experimental_distribute_dataset(": "distribute_datasets_from_function(lambda _: "},
-        ),
-        Mistake(
-            "divided twice",
-            "Your batches are divided twice: once by you and once by the strategy.",
-            "`experimental_distribute_dataset` wants batches of the global size.",
-            edit={"batch(global_batch)": "batch(global_batch // strategy.num_replicas_in_sync)"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex02", "q3", recognise={"model outside": _model_outside}),
 )
 
 
@@ -289,32 +181,7 @@ LEARNING_RATE = Question(
         Target("in between the rate rises in a straight line", _rates_at(1, 2)),
         Target("from warmup_steps on it is N times the one-device rate", _rates_at(3, 4)),
     ),
-    mistakes=(
-        Mistake(
-            "no warm-up",
-            "You use the scaled rate from the first step on.",
-            "Before warmup_steps the rate lies between the one-device rate and the scaled one.",
-            edit={"(1 + (replicas - 1) * done)": "replicas"},
-        ),
-        Mistake(
-            "starts at zero",
-            "Your warm-up starts at zero, so the first step changes nothing.",
-            "Rise from the one-device rate, which is known to work.",
-            edit={"(1 + (replicas - 1) * done)": "replicas * done"},
-        ),
-        Mistake(
-            "square root",
-            "You scale by the square root of N. That is another recipe; this one asks for the linear rule.",
-            "Linear: twice the replicas, twice the rate. What does that make N replicas?",
-            edit={"replicas - 1": "replicas**0.5 - 1"},
-        ),
-        Mistake(
-            "never stops",
-            "Your rate goes on rising after the warm-up.",
-            "Limit the share of the warm-up that is done to 1.",
-            edit={"min(step / warmup_steps, 1.0)": "step / warmup_steps"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex02", "q4"),
 )
 
 
@@ -353,39 +220,7 @@ ALL_REDUCE_SECONDS = Question(
     targets=tuple(
         Target(f"the {name}'s seconds, exactly as the model gives them", _predicted(name)) for name in probes.ALGORITHMS
     ),
-    mistakes=(
-        Mistake(
-            "bits taken for bytes",
-            "You divide bytes by bits per second: eight times too fast.",
-            "A network of 100 Gbit/s carries 12.5 GB a second.",
-            edit={"8 * message_bytes": "message_bytes"},
-        ),
-        Mistake(
-            "one way",
-            "You count half of the rounds: the sum must also come back to every worker.",
-            "Naive and ring need 2(N-1) rounds, the tree twice its levels.",
-            edit={"rounds = 2 * ": "rounds = "},
-        ),
-        Mistake(
-            "level not rounded up",
-            "Your tree has too few levels, or a part of one, when N is not a power of two.",
-            "Draw the tree of five workers: how many levels has it? And of eight?",
-            recognise=_levels_not_rounded_up,
-            edit={"(workers - 1).bit_length()": "workers.bit_length() - 1"},
-        ),
-        Mistake(
-            "latency left out",
-            "You count the bytes and not the latency, which every round pays.",
-            "A round costs the latency plus the message.",
-            edit={"(latency_seconds + message_seconds)": "message_seconds"},
-        ),
-        Mistake(
-            "ring of whole buffers",
-            "Your ring passes whole buffers, and a ring passes chunks.",
-            "A message of the ring is 1/N of the buffer.",
-            edit={' / (workers if algorithm == "ring" else 1)': ""},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex02", "q5", recognise={"level not rounded up": _levels_not_rounded_up}),
 )
 
 
@@ -445,56 +280,21 @@ OWN_RUN = Question(
         Target("test accuracy at least 20 points above the commonest class", _learned),
         Target("no more than 1% of the test examples are also in the training data", _nothing_leaked),
     ),
-    mistakes=(
-        Mistake(
-            "outside the scope",
-            "Your model trains on one replica; the others are idle.",
-            "Make and compile the model under `strategy.scope()`, where strategy is the argument.",
-            recognise=lambda answers, seed: answers["replicas"] == 1 < answers["wanted_replicas"],
-            edit={"with strategy.scope()": "if True"},
-        ),
-        Mistake(
-            "local batch of 128",
-            "A step takes 128 rows on every replica, so the global batch is N times too large.",
-            "The batch size that `fit` or a plain dataset gets is the global one.",
-            recognise=lambda answers, seed: _steps_for_batch(answers, probes.GLOBAL_BATCH * answers["wanted_replicas"]),
-            edit={"batch_size=128": "batch_size=128 * strategy.num_replicas_in_sync"},
-        ),
-        Mistake(
-            "batch divided by hand",
-            "A step takes 128 / N rows over all replicas: you divided the batch, and the strategy divides it again.",
-            "Give `fit` batches of 128; the strategy makes the shards.",
-            recognise=lambda answers, seed: _steps_for_batch(
+    mistakes=known_mistakes.of(
+        "ex02",
+        "q6",
+        recognise={
+            "outside the scope": lambda answers, seed: answers["replicas"] == 1 < answers["wanted_replicas"],
+            "local batch of 128": lambda answers, seed: _steps_for_batch(
+                answers, probes.GLOBAL_BATCH * answers["wanted_replicas"]
+            ),
+            "batch divided by hand": lambda answers, seed: _steps_for_batch(
                 answers, probes.GLOBAL_BATCH // answers["wanted_replicas"]
             ),
-            edit={"batch_size=128": "batch_size=128 // strategy.num_replicas_in_sync"},
-        ),
-        Mistake(
-            "examples held out",
-            "An epoch has fewer steps than your training data fill: some of them are held out.",
-            "Train on all of x_train; `validation_split` takes its share away.",
-            recognise=_some_held_out,
-            edit={"batch_size=128": "batch_size=128, validation_split=0.25"},
-        ),
-        Mistake(
-            "tested on training data",
-            "Your test examples are also training examples, so the accuracy says nothing.",
-            "Split before you train, and return disjoint arrays from `load_data`.",
-            recognise=lambda answers, seed: answers["leaked"] > 0.01,
-            edit={'data.arrays("digits", "test")': 'data.arrays("digits", "train")'},
-        ),
-        Mistake(
-            "normalisation not settled",
-            "The loss falls, but the model tests badly: its batch normalisation has not settled.",
-            "A test uses the layer's moving averages. How many steps do they need, and how many do you take?",
-            recognise=_not_settled,
-            edit={  # the layer's moving mean starts at 0, and its inputs are about 10
-                "models.mlp((8, 8, 1), 10, seed=seed)": (
-                    "keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Rescaling(1.0, offset=10.0), "
-                    "keras.layers.BatchNormalization(), models.mlp((8, 8, 1), 10, seed=seed)])"
-                )
-            },
-        ),
+            "examples held out": _some_held_out,
+            "tested on training data": lambda answers, seed: answers["leaked"] > 0.01,
+            "normalisation not settled": _not_settled,
+        },
     ),
 )
 

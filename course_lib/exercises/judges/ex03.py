@@ -9,9 +9,9 @@ from itertools import chain
 
 import numpy as np
 
-from course_lib.exercises.judges import forms, published
+from course_lib.exercises.judges import forms, known_mistakes, published
 from course_lib.exercises.probes import ex03 as probes
-from course_lib.exercises.question import Mistake, Question, Target
+from course_lib.exercises.question import Question, Target
 
 ANSWERS = published.answers("03_multi_worker")
 FLOAT32 = 1e-5  # relative: a dozen steps of sums over some tens of products in float32
@@ -98,38 +98,7 @@ TF_CONFIGS = Question(
         Target("every listed task has its own address, on its host, from first_port on", _one_address_each),
         Target("a task's index is its place in its own type's list", _order_and_place),
     ),
-    mistakes=(
-        Mistake(
-            "index of the whole cluster",
-            "Your indices count through all types, and TensorFlow looks each up in the list of its own type.",
-            "The first parameter server has index 0, whatever stands before it.",
-            edit={'"index": i': '"index": tasks.index((kind, i))'},
-        ),
-        Mistake(
-            "evaluator in the cluster",
-            "Your cluster lists the evaluator, so the workers wait for it as if it were one of them.",
-            "The evaluator reads checkpoints and takes part in no step: it has a `task` and no address.",
-            edit={' if kind != "evaluator"': ""},
-        ),
-        Mistake(
-            "localhost",
-            "Some addresses say localhost, which every machine takes for itself.",
-            "Write the addresses once, as the others reach them, and give everybody the same.",
-            edit={"{hosts[place % len(hosts)]}": "localhost"},
-        ),
-        Mistake(
-            "one port",
-            "Tasks on one host get the same port, and the second one to start cannot have it.",
-            "How many tasks stand on this host before this one?",
-            edit={"first_port + place // len(hosts)": "first_port"},
-        ),
-        Mistake(
-            "not text",
-            "You return dicts, and an environment variable holds text.",
-            "`json.dumps` at the end.",
-            edit={"json.dumps(": "dict("},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex03", "q1"),
 )
 
 
@@ -239,57 +208,21 @@ TRAIN = Question(
             lambda answers, seed: _off(answers, "losses", _one_device(seed)[1]),
         ),
     ),
-    mistakes=(
-        Mistake(
-            "model outside the scope",
-            "A variable was made outside the strategy's scope, so the workers do not share it.",
-            "Make model and optimizer inside `with strategy.scope():`.",
-            recognise=_not_in_scope,
-            edit={"with strategy.scope():": "if True:"},
-        ),
-        Mistake(
-            "each alone",
-            "Each worker trains alone: their strategies do not know of each other.",
-            "`MirroredStrategy` ends where its process ends. Which one reads TF_CONFIG?",
-            recognise=lambda answers, seed: [worker["replicas"] for worker in answers["workers"]] == [1, 1],
-            edit={"MultiWorkerMirroredStrategy": "MirroredStrategy"},
-        ),
-        Mistake(
-            "every row twice",
-            "Both workers get every row of each global batch, so all the work is done twice.",
-            "The data set's `auto_shard_policy`: which one divides the examples of a batch?",
-            recognise=_every_row_twice,
-            edit={"policies.DATA": "policies.OFF"},
-        ),
-        Mistake(
-            "shuffled apart",
-            "The workers put the rows into different orders before each takes its part: some reach both, some nobody.",
-            "The question asks for the arrays' own order; and a shuffle needs one seed for all workers.",
-            recognise=lambda answers, seed: (
+    mistakes=known_mistakes.of(
+        "ex03",
+        "q2",
+        recognise={
+            "model outside the scope": _not_in_scope,
+            "each alone": lambda answers, seed: [worker["replicas"] for worker in answers["workers"]] == [1, 1],
+            "every row twice": _every_row_twice,
+            "shuffled apart": lambda answers, seed: (
                 _all_examples(answers, seed) is not None and _each_once(answers, seed) is not True
             ),
-            edit={"rows.batch(": "rows.shuffle(len(rows)).batch("},
-        ),
-        Mistake(
-            "global batch on each",
-            "Your steps take twice `global_batch` rows, so there are half as many updates.",
-            "The strategy divides the batch that you give it by the number of workers.",
-            recognise=lambda answers, seed: all(
+            "global batch on each": lambda answers, seed: all(
                 2 * worker["updates"] == _updates_wanted(seed) for worker in answers["workers"]
             ),
-            edit={".batch(global_batch)": ".batch(global_batch * task.workers)"},
-        ),
-        Mistake(
-            "local mean",
-            "Your steps are too long, by a factor of the number of workers: each averages over its own rows.",
-            "The optimizer sums the workers' gradients. By how many rows must each divide?",
-            recognise=_sum_of_means,
-            edit={
-                'keras.losses.MeanSquaredError(reduction="none")': (
-                    "lambda labels, outputs: task.workers * keras.losses.mean_squared_error(labels, outputs)"
-                )
-            },
-        ),
+            "local mean": _sum_of_means,
+        },
     ),
 )
 
@@ -381,57 +314,21 @@ ROWS_OF = Question(
         Target("at no step two workers' numbers of rows differ by more than 1", _even),
         Target("each epoch has its own order, and the same call gives the same rows again", _new_order_each_epoch),
     ),
-    mistakes=(
-        Mistake(
-            "no seed",
-            "Your generator has no seed, so the order differs from call to call, and from worker to worker.",
-            "Make the generator from `seed` and `epoch`.",
-            recognise=lambda answers, seed: any(answer["rows"] != answer["again"] for answer in answers["cases"]),
-            edit={"default_rng([seed, epoch])": "default_rng()"},
-        ),
-        Mistake(
-            "short batch dropped",
-            "The rows of the last, short batch are on no worker.",
-            "Count your steps: does the last one have the rows that are left over?",
-            recognise=_short_batch_dropped,
-            edit={"examples, global_batch))": "examples, global_batch))[:-1]"},
-        ),
-        Mistake(
-            "leftovers dropped",
-            "When the workers do not divide a batch, the rows left over are on no worker.",
-            "`//` throws `len(batch) % workers` rows of each batch away: who takes them?",
-            recognise=_even_exactly,
-            edit={"np.array_split(batch, workers)": "np.split(batch[: len(batch) // workers * workers], workers)"},
-        ),
-        Mistake(
-            "own orders",
-            "Each worker shuffles in its own order and takes its part of that: some rows are on several.",
-            "All workers must see one order. What may the generator's seed depend on?",
-            recognise=_own_orders,
-            edit={"[seed, epoch]": "[seed, epoch, worker]"},
-        ),
-        Mistake(
-            "one order",
-            "Every epoch has the same order, so the same rows stand in one batch for ever.",
-            "Let the generator's seed depend on `epoch` too.",
-            recognise=lambda answers, seed: all(
+    mistakes=known_mistakes.of(
+        "ex03",
+        "q3",
+        recognise={
+            "no seed": lambda answers, seed: any(answer["rows"] != answer["again"] for answer in answers["cases"]),
+            "short batch dropped": _short_batch_dropped,
+            "leftovers dropped": _even_exactly,
+            "own orders": _own_orders,
+            "one order": lambda answers, seed: all(
                 answer["alone"][0] == answer["alone"][1] for answer in answers["cases"]
             ),
-            edit={"[seed, epoch]": "seed"},
-        ),
-        Mistake(
-            "epoch cut first",
-            "You cut the epoch into the workers' parts first, so the batches depend on how many workers there are.",
-            "Cut the epoch into global batches first, and each of those into parts.",
-            recognise=lambda answers, seed: (
+            "epoch cut first": lambda answers, seed: (
                 _every_row_once(answers, seed) is True and _same_batches(answers, seed) is not True
             ),
-            edit={
-                "permutation(examples)": "permutation(examples)\n    order = np.array_split(order, workers)[worker]",
-                "examples, global_batch))": "len(order), global_batch))",
-                "np.array_split(batch, workers)[worker]": "batch",
-            },
-        ),
+        },
     ),
 )
 
@@ -550,55 +447,17 @@ RECOVERY = Question(
             "the optimizers count one update for each step of the run", lambda answers, seed: _count(answers, LAST_STEP)
         ),
     ),
-    mistakes=(
-        Mistake(
-            "another order",
-            "Your losses differ before anyone is killed: you take the rows in another order than the question's.",
-            "Call `data.epoch_batches` for each epoch, with the epoch's number.",
-            recognise=_other_order,
-            edit={"y, global_batch, epoch)": "y, global_batch, 0)"},
-        ),
-        Mistake(
-            "state without a home",
-            "After the kill your workers start from nothing: what was saved is not found again.",
-            "Which folder do all attempts share? And is the restore called before the loop?",
-            recognise=lambda answers, seed: _goes_on(answers, seed, first=1, state=0, batch=0),
-            edit={"ResumePoint(task.folder": 'ResumePoint(f"{task.folder}/{task.attempt}"'},
-        ),
-        Mistake(
-            "step forgotten",
-            "The weights come back, but the run begins again with its first step.",
-            "How many updates does the restored optimizer have behind it? Start the loop there.",
-            recognise=lambda answers, seed: _goes_on(answers, seed, first=1, state=_saved_step(seed), batch=0),
-            edit={"    for epoch in range": "    done = 0\n    for epoch in range"},
-        ),
-        Mistake(
-            "saved once an epoch",
-            "You save at the end of an epoch, so a kill costs up to a whole one.",
-            "Save after every `save_every` steps, inside the loop over the batches.",
-            recognise=_after_an_epoch,
-            edit={"done % save_every": "done % steps"},
-        ),
-        Mistake(
-            "optimizer forgotten",
-            "The weights come back, but the optimizer's momentum starts from zero.",
-            "The saved state needs the optimizer as well, and it must be built before the restore.",
-            recognise=_fresh_momentum,
-            edit={
-                "    for epoch in range": (
-                    "    for momentum in optimizer.momentums:\n"
-                    "        momentum.assign(np.zeros(momentum.shape))\n"
-                    "    for epoch in range"
-                )
-            },
-        ),
-        Mistake(
-            "epoch again",
-            "After the kill the epoch begins again, so some of its rows are trained on twice.",
-            "Skip the batches of this epoch that the saved state has seen.",
-            recognise=_epoch_again,
-            edit={"batches.skip(done % steps)": "batches"},
-        ),
+    mistakes=known_mistakes.of(
+        "ex03",
+        "q4",
+        recognise={
+            "another order": _other_order,
+            "state without a home": lambda answers, seed: _goes_on(answers, seed, first=1, state=0, batch=0),
+            "step forgotten": lambda answers, seed: _goes_on(answers, seed, first=1, state=_saved_step(seed), batch=0),
+            "saved once an epoch": _after_an_epoch,
+            "optimizer forgotten": _fresh_momentum,
+            "epoch again": _epoch_again,
+        },
     ),
 )
 
@@ -645,38 +504,7 @@ LOCAL_BATCH = Question(
         Target("with it the workers reach the wanted efficiency", _reaches),
         Target("with one example less they do not", _no_smaller_one),
     ),
-    mistakes=(
-        Mistake(
-            "bits and bytes",
-            "You divide bytes by bits per second, so the network looks eight times as fast.",
-            "A byte has 8 bits.",
-            edit={"* 1e9 / 8": "* 1e9"},
-        ),
-        Mistake(
-            "half a ring",
-            "You count the reduce-scatter alone, and an all-reduce has an all-gather too.",
-            "A ring takes N-1 rounds to sum, and as many to hand the sums round.",
-            edit={"2 * (workers - 1)": "(workers - 1)"},
-        ),
-        Mistake(
-            "whole gradient each round",
-            "You send the whole gradient in every round, and a ring sends a chunk of it.",
-            "A ring's message is 1/N of the buffer.",
-            edit={"gradient_bytes / workers": "gradient_bytes"},
-        ),
-        Mistake(
-            "no overhead",
-            "You leave out the part of a step that does not grow with the batch; it is computing time too.",
-            "One worker's step takes `step_overhead_seconds` before its first example.",
-            edit={" - step_overhead_seconds": ""},
-        ),
-        Mistake(
-            "rounded down",
-            "Your batch is rounded down, and just misses the efficiency.",
-            "The smallest whole number that is large enough: `math.ceil`.",
-            edit={"np.ceil": "np.floor"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex03", "q5"),
 )
 
 

@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 
-from course_lib.exercises.judges import forms, published
+from course_lib.exercises.judges import forms, known_mistakes, published
 from course_lib.exercises.probes import ex04 as probes
-from course_lib.exercises.question import Mistake, Question, Target
+from course_lib.exercises.question import Question, Target
 
 ANSWERS = published.answers("04_parameter_server")
 FLOAT32 = 1e-5  # relative: some tens of additions to each number in float32
@@ -68,48 +68,7 @@ STALENESS = Question(
         Target("right for the updates of workers that read once", _stale_by(read_again=False)),
         Target("right for the updates of workers that were lost and read again", _stale_by(read_again=True)),
     ),
-    mistakes=(
-        Mistake(
-            "reads counted",
-            "You count how often others read, and a read makes nobody stale.",
-            "Which event changes the weights on the server?",
-            edit={
-                "\n            applied += 1": "",
-                "read_at[worker] = applied": "applied += 1\n            read_at[worker] = applied",
-            },
-        ),
-        Mistake(
-            "every event counted",
-            "You count all lines between a worker's read and its update.",
-            "Only one kind of line changes the weights on the server.",
-            edit={"read_at[worker] = applied": "applied += 1\n            read_at[worker] = applied"},
-        ),
-        Mistake(
-            "since its last update",
-            "You count from a worker's last update, and it may read much later than that.",
-            "The weights that a gradient belongs to are those of the worker's last read.",
-            edit={
-                "read_at[worker] = applied": "continue",
-                "read_at[worker])": "read_at.get(worker, 0))",
-                "applied += 1": "applied += 1\n            read_at[worker] = applied",
-            },
-        ),
-        Mistake(
-            "first read",
-            "A worker that was lost started again, and you still count from the read that was lost.",
-            "A second read by the same worker takes the place of the first.",
-            edit={
-                "read_at[worker] = applied": "read_at.setdefault(worker, applied)",
-                "read_at[worker])": "read_at.pop(worker))",
-            },
-        ),
-        Mistake(
-            "itself counted",
-            "Yours are 1 too many: an update does not make itself stale.",
-            "Count what was applied between the read and this update, neither of them included.",
-            edit={"append(applied -": "append(applied + 1 -"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex04", "q1"),
 )
 
 
@@ -181,51 +140,12 @@ SERVER = Question(
         Target("after every turn the weights are right to 0.001%", _weights_served),
         Target("updates counts the gradients that were used", _used_counted),
     ),
-    mistakes=(
-        Mistake(
-            "says nothing",
-            "`apply` returns nothing, so a worker never learns what became of its gradient.",
-            "True where the gradient was used, False where it was refused.",
-            recognise=lambda answers, seed: all(used is None for run in answers["runs"] for used in run["used"]),
-            edit={"return False": "return", "return True": "return"},
-        ),
-        Mistake(
-            "shared array",
-            "What `read` returns changes under the worker's hands whenever somebody else's gradient is applied.",
-            "`+=` on an array changes it for everybody who holds it.",
-            edit={
-                "weights.copy()": "weights",
-                "self.weights = self.weights + self.velocity": "self.weights += self.velocity",
-            },
-        ),
-        Mistake(
-            "others' updates lost",
-            "You add the step to the weights that the worker read, which undoes what others applied since.",
-            "A gradient may be stale; the weights that it is added to are the server's present ones.",
-            edit={
-                "self.velocity, self.read_at = np": "self.seen = {}\n        self.velocity, self.read_at = np",
-                "return self.weights.copy()": "self.seen[worker] = self.weights\n        return self.weights.copy()",
-                "self.weights + self.velocity": "self.seen[worker] + self.velocity",
-            },
-        ),
-        Mistake(
-            "bound too tight",
-            "You refuse a gradient whose staleness is the bound itself.",
-            "At most the bound: what does bound 0 allow?",
-            edit={"> self.bound": ">= self.bound"},
-        ),
-        Mistake(
-            "no bound",
-            "You use every gradient, however stale it is.",
-            "Compare the updates since this worker's read with `bound`.",
-            edit={"> self.bound": '> float("inf")'},
-        ),
-        Mistake(
-            "refused ones counted",
-            "A refused gradient counts as an update, so the others look staler than they are.",
-            "Only what changes the weights is an update.",
-            edit={"return False": "self.updates += 1\n            return False"},
-        ),
+    mistakes=known_mistakes.of(
+        "ex04",
+        "q2",
+        recognise={
+            "says nothing": lambda answers, seed: all(used is None for run in answers["runs"] for used in run["used"])
+        },
     ),
 )
 
@@ -294,63 +214,15 @@ TABLE = Question(
         Target("look_up gives the rows asked for, in that order", _rows_found),
         Target("of all shards together no more rows are taken than numbers are asked for", _rows_alone),
     ),
-    mistakes=(
-        Mistake(
-            "no variables",
-            "Your shards are tensors: no update can change them.",
-            "`tf.Variable`.",
-            recognise=lambda answers, seed: not any(variable for variable, _, _ in answers["shards"]),
-            edit={"tf.Variable(part)": "tf.constant(part)"},
-        ),
-        Mistake(
-            "all on one device",
-            "All your shards are on one device, which then holds the whole table.",
-            "A variable lives where it is made: `with tf.device(name):`.",
-            recognise=lambda answers, seed: len({device for _, device, _ in answers["shards"]}) == 1,
-            edit={"tf.device(name)": "tf.device(device_names[0])"},
-        ),
-        Mistake(
-            "leftovers dropped",
-            "The rows that are left over when you divide are on no device.",
-            "`//` throws `len(table) % len(device_names)` rows away: who takes them?",
-            edit={
-                "parts = [], np.array_split(table, len(device_names))": (
-                    "count = [], len(device_names)\n    parts = np.split(table[: len(table) // count * count], count)"
-                )
-            },
-        ),
-        Mistake(
-            "table joined",
-            "You put the table together before you pick from it, so all of it travels for a few rows.",
-            "Pick from each shard what it holds, and join what was picked.",
-            recognise=_table_joined,
-            edit={"places, rows, first = [], [], 0": "return tf.gather(tf.concat(shards, 0), numbers)"},
-        ),
-        Mistake(
-            "everywhere and masked",
-            "Every shard gives a row for every number, and most of them are thrown away on the other side.",
-            "Which of the numbers does a shard hold? Take those alone.",
-            edit={
-                "rows.append(tf.gather(shard, numbers[held] - first))": (
-                    "found = tf.gather(shard, tf.clip_by_value(numbers - first, 0, shard.shape[0] - 1))\n"
-                    "        rows.append(tf.where(held[:, None], found, 0.0))"
-                ),
-                "tf.dynamic_stitch(places, rows)": "tf.add_n(rows)",
-            },
-        ),
-        Mistake(
-            "shard by shard",
-            "Your rows are right but in the order of the shards.",
-            "Remember where in `numbers` each row was asked for: `tf.dynamic_stitch` puts them back.",
-            edit={"tf.dynamic_stitch(places, rows)": "tf.concat(rows, 0)"},
-        ),
-        Mistake(
-            "the table's numbers",
-            "You ask a shard for a row by its number in the whole table.",
-            "A shard counts its rows from 0: subtract the number of its first row.",
-            recognise=lambda answers, seed: "is not in [0," in answers["stopped"]["error"],
-            edit={"numbers[held] - first": "numbers[held]"},
-        ),
+    mistakes=known_mistakes.of(
+        "ex04",
+        "q3",
+        recognise={
+            "no variables": lambda answers, seed: not any(variable for variable, _, _ in answers["shards"]),
+            "all on one device": lambda answers, seed: len({device for _, device, _ in answers["shards"]}) == 1,
+            "table joined": _table_joined,
+            "the table's numbers": lambda answers, seed: "is not in [0," in answers["stopped"]["error"],
+        },
     ),
 )
 
@@ -427,60 +299,23 @@ TRAIN = Question(
         Target(TABLE_IS_RIGHT, _each_applied_once),
         Target("workers overlap: some updates are stale", _asynchronous),
     ),
-    mistakes=(
-        Mistake(
-            "model outside the scope",
-            "The table is on the coordinator, and the servers hold nothing of it.",
-            "Make model and optimizer inside `with strategy.scope():`.",
-            recognise=lambda answers, seed: not any(server.startswith("ps") for server, _ in answers["shards"]),
-            edit={"with strategy.scope():": "if True:"},
-        ),
-        Mistake(
-            "not waited for",
-            "You look at the table while steps are still under way.",
-            "`schedule` returns at once. What waits until all of them are done?",
-            recognise=lambda answers, seed: (
+    mistakes=known_mistakes.of(
+        "ex04",
+        "q4",
+        recognise={
+            "model outside the scope": lambda answers, seed: (
+                not any(server.startswith("ps") for server, _ in answers["shards"])
+            ),
+            "not waited for": lambda answers, seed: (
                 answers["counted"] < probes.UPDATES and _each_applied_once(answers, seed) is not True
             ),
-            edit={
-                "parameter_server.run_steps(coordinator, step, batches)": (
-                    "[coordinator.schedule(step, args=batch) for batch in batches]"
-                ),
-                "update.staleness for": "int(update.fetch()[1]) for",
-            },
-        ),
-        Mistake(
-            "not cut",
-            "One server holds the whole table: nothing makes TensorFlow cut it.",
-            "`parameter_server.connect` takes a partitioner.",
-            recognise=lambda answers, seed: len(answers["shards"]) == 1,
-            edit={"connect(cut)": "connect()"},
-        ),
-        Mistake(
-            "lost counts",
-            "Every update is in the table, but the optimizer has not counted all of them.",
-            "Keras reads its counter, adds one and assigns it. What fixed that in the lesson?",
-            recognise=lambda answers, seed: (
+            "not cut": lambda answers, seed: len(answers["shards"]) == 1,
+            "lost counts": lambda answers, seed: (
                 answers["counted"] < probes.UPDATES and _each_applied_once(answers, seed) is True
             ),
-            edit={
-                "    batches = [": "    del optimizer.iterations.assign_add  # count_every_update's\n    batches = ["
-            },
-        ),
-        Mistake(
-            "in turns",
-            "You wait after each step, so one worker is always idle.",
-            "Schedule all steps, and then wait once.",
-            recognise=lambda answers, seed: not any(answers["staleness"]),
-            edit={"step, batches)": "step, batches, one_at_a_time=True)"},
-        ),
-        Mistake(
-            "summed",
-            "Your steps are too long, by a factor of the visits in a batch.",
-            "The loss of a batch is the mean over its visits.",
-            recognise=_summed,
-            edit={"-values *": "-values * values.shape[0] *"},
-        ),
+            "in turns": lambda answers, seed: not any(answers["staleness"]),
+            "summed": _summed,
+        },
     ),
 )
 
@@ -544,49 +379,17 @@ RECOVERY = Question(
         ),
         Target(TABLE_IS_RIGHT, _applied_through),
     ),
-    mistakes=(
-        Mistake(
-            "nobody killed",
-            "The run was never disturbed, because your loop does not let the power be cut.",
-            "Call `power_cut(done)` at the end of each group.",
-            recognise=lambda answers, seed: answers["stopped"]["error"] == probes.NOBODY_DIED,
-            edit={"\n        power_cut(done)\n": "\n"},
-        ),
-        Mistake(
-            "counter forgotten",
-            "The table comes back, and the optimizer counts from zero.",
-            "The saved state needs the optimizer as well.",
-            recognise=_counter_again,
-            edit={"    while done <": "    optimizer.iterations.assign(0)\n    while done <"},
-        ),
-        Mistake(
-            "state without a home",
-            "After the kill your run starts from nothing: what was saved is not found again.",
-            "Which folder do all attempts share? And is the restore called before the loop?",
-            recognise=lambda answers, seed: _began(answers, seed, 0, (0, probes.RUN)),
-            edit={"ResumePoint(task.folder": 'ResumePoint(f"{task.folder}/{task.attempt}"'},
-        ),
-        Mistake(
-            "all batches again",
-            "The table comes back, and then all batches are applied to it once more.",
-            "How many updates does the restored optimizer have behind it? Start the loop there.",
-            recognise=lambda answers, seed: _began(answers, seed, 0, (0, _saved(seed)), (0, probes.RUN)),
-            edit={"    while done <": "    done = 0\n    while done <"},
-        ),
-        Mistake(
-            "table forgotten",
-            "The count comes back, and the table starts from zeros.",
-            "The saved state needs the model as well, and nothing may set its weights after the restore.",
-            recognise=lambda answers, seed: _began(answers, seed, _saved(seed), (_saved(seed), probes.RUN)),
-            edit={"    while done <": "    model.set_weights([np.zeros((rows, width))])\n    while done <"},
-        ),
-        Mistake(
-            "saved too often",
-            "You save after every group; on a large model that costs more than it saves.",
-            "Save where `save_every` divides the updates that are done.",
-            recognise=_saved_too_often,
-            edit={"done % save_every": "done % together"},
-        ),
+    mistakes=known_mistakes.of(
+        "ex04",
+        "q5",
+        recognise={
+            "nobody killed": lambda answers, seed: answers["stopped"]["error"] == probes.NOBODY_DIED,
+            "counter forgotten": _counter_again,
+            "state without a home": lambda answers, seed: _began(answers, seed, 0, (0, probes.RUN)),
+            "all batches again": lambda answers, seed: _began(answers, seed, 0, (0, _saved(seed)), (0, probes.RUN)),
+            "table forgotten": lambda answers, seed: _began(answers, seed, _saved(seed), (_saved(seed), probes.RUN)),
+            "saved too often": _saved_too_often,
+        },
     ),
 )
 
@@ -645,44 +448,7 @@ SERVERS = Question(
         Target("no link carries more than it can", _enough(part=1)),
         Target("with one server less, where that leaves any, one of the two fails", _no_fewer),
     ),
-    mistakes=(
-        Mistake(
-            "bits and bytes",
-            "You divide bytes by bits per second, so the links look eight times as fast.",
-            "A byte has 8 bits.",
-            edit={"* 1e9 / 8": "* 1e9"},
-        ),
-        Mistake(
-            "slots forgotten",
-            "Your servers hold the parameters and not what the optimizer keeps for each.",
-            "Adam has two slots: three numbers per parameter.",
-            edit={" * (1 + slots)": ""},
-        ),
-        Mistake(
-            "whole table",
-            "You let a worker read the whole table in each step, as Keras' own `Embedding` does.",
-            "Here a worker reads `looked_up_rows` rows.",
-            edit={"looked_up_rows * row_width": "table_rows * row_width"},
-        ),
-        Mistake(
-            "row numbers forgotten",
-            "You leave out the rows' numbers, which travel with their gradients.",
-            "A worker sends more than it reads: 4 bytes for each row.",
-            edit={"(row_width + 1)": "row_width"},
-        ),
-        Mistake(
-            "both ways added",
-            "You add up the two directions of a link.",
-            "A link carries its rate in each direction at the same time: which of the two is the busier?",
-            edit={"workers * sent_bytes": "workers * (read_bytes + sent_bytes)"},
-        ),
-        Mistake(
-            "transfers take no time",
-            "Your workers compute without a break, though they wait for their own links in every step.",
-            "A step is reading, computing and sending, one after the other.",
-            edit={"compute_seconds + (read_bytes + sent_bytes) / link_bytes": "compute_seconds"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex04", "q6"),
 )
 
 

@@ -9,11 +9,11 @@ from collections import Counter
 import numpy as np
 
 from course_lib import tpu
-from course_lib.exercises.judges import forms, published
+from course_lib.exercises.judges import forms, known_mistakes, published
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.probes import ex05 as probes
 from course_lib.exercises.probes.cases import REFUSED
-from course_lib.exercises.question import Mistake, Question, Target
+from course_lib.exercises.question import Question, Target
 
 ANSWERS = published.answers("05_tpu")
 FLOAT32 = 1e-5  # relative: a mean of a hundred numbers in float32
@@ -135,61 +135,20 @@ FEW_SHAPES = Question(
         Target("no more padding than shortest buckets and one unfilled batch of each need", _little_padding),
         Target("each batch's loss and gradient equal those without padding, to 0.001%", _as_unpadded),
     ),
-    mistakes=(
-        Mistake(
-            "zero taken for padding",
-            "You give weight 0 to every token 0, and here 0 is a token like any other.",
-            "You know each example's length when you copy it: the weights come from there.",
-            recognise=lambda answers, seed: all(
+    mistakes=known_mistakes.of(
+        "ex05",
+        "q1",
+        recognise={
+            "zero taken for padding": lambda answers, seed: all(
                 np.array_equal(t != 0, w != 0) for t, w in zip(answers["tokens"], answers["weights"], strict=True)
             ),
-            edit={"weights[row, : len(example)] = 1": "weights[row, : len(example)] = example != 0"},
-        ),
-        Mistake(
-            "copies as filling",
-            "You fill the last batch with copies of an example, and they count as examples.",
-            "A row can be there only for its shape: with which weights does it count for nothing?",
-            recognise=lambda answers, seed: bool(_repeated(answers, seed)) and not _missing(answers, seed),
-            edit={"group[start : start + batch]": "(group[start : start + batch] + group[-1:] * batch)[:batch]"},
-        ),
-        Mistake(
-            "remainder dropped",
-            "You drop the last batch of a bucket, so the model may never learn from the same examples.",
-            "What can stand in the rows that no example fills?",
-            recognise=lambda answers, seed: bool(_missing(answers, seed)) and not _repeated(answers, seed),
-            edit={"range(0, len(group), batch)": "range(0, len(group) - batch + 1, batch)"},
-        ),
-        Mistake(
-            "longest of each batch",
-            "You pad to the longest example of each batch, and nearly each batch has another length.",
-            "JAX should compile only for the lengths in `buckets`.",
-            recognise=_to_longest_of_batch,
-            edit={"shape = batch, length": "shape = batch, max(map(len, chosen))"},
-        ),
-        Mistake(
-            "last batch shorter",
-            "The last batch of a bucket has fewer rows: another shape, and another compilation.",
-            "A shape has two dimensions. Fill up the rows too.",
-            recognise=_ragged,
-            edit={"shape = batch, length": "shape = len(chosen), length"},
-        ),
-        Mistake(
-            "mean over all positions",
-            "With the weights the sum is right, but you divide it by all positions.",
-            "How many tokens are real?",
-            recognise=lambda answers, seed: _worst(answers, seed, _over_positions) <= FLOAT32,
-            edit={"/ weights.sum()": "/ losses.size"},
-        ),
-        Mistake(
-            "mean of means",
-            "You take each row's mean first, so a token of a short example counts for more.",
-            "One sum over all tokens, and one number to divide it by.",
-            recognise=lambda answers, seed: _worst(answers, seed, _over_rows) <= FLOAT32,
-            edit={
-                "(losses * weights).sum() / weights.sum()": "(losses * weights / jnp.maximum("
-                "weights.sum(axis=1, keepdims=True), 1)).sum() / weights.any(axis=1).sum()"
-            },
-        ),
+            "copies as filling": lambda answers, seed: bool(_repeated(answers, seed)) and not _missing(answers, seed),
+            "remainder dropped": lambda answers, seed: bool(_missing(answers, seed)) and not _repeated(answers, seed),
+            "longest of each batch": _to_longest_of_batch,
+            "last batch shorter": _ragged,
+            "mean over all positions": lambda answers, seed: _worst(answers, seed, _over_positions) <= FLOAT32,
+            "mean of means": lambda answers, seed: _worst(answers, seed, _over_rows) <= FLOAT32,
+        },
     ),
 )
 
@@ -260,43 +219,20 @@ FITS = Question(
             _sends_little,
         ),
     ),
-    mistakes=(
-        Mistake(
-            "key matches nothing",
-            "A key of your `shards` matches no variable, so it cuts nothing.",
-            "The question names the four variables; a key matches a whole path.",
-            recognise=lambda answers, seed: "matches none of" in answers.get("stopped", {}).get("error", ""),
-            edit={'"up/kernel"': '"block/up"'},
-        ),
-        Mistake(
-            "copies everywhere",
-            "Every chip holds both kernels whole: splitting the batch splits no weights.",
-            "`shards` cut kernels along an axis of the mesh. How many bytes does a parameter need in training?",
-            recognise=_nothing_cut("data"),
-            edit={'"data": 1, "model": 8': '"data": 8, "model": 1'},
-        ),
-        Mistake(
-            "fsdp alone",
-            "It fits: fsdp cuts the state. But each step gathers all weights and sums all gradients over eight chips.",
-            "Which layout lets each chip multiply with its part of a kernel, and never gather it?",
-            recognise=_nothing_cut("fsdp"),
-        ),
-        Mistake(
-            "order of the cuts",
-            "Your cuts make the wide result between the layers travel: it is gathered, or summed over the chips.",
-            "Which order leaves only the narrow result to be summed? Lesson 07 has it.",
-            recognise=_wide_result_travels,
-            edit={'"down/kernel": ("model", None)': '"down/kernel": (None, "model")'},
-        ),
-        Mistake(
-            "model axis too short",
-            "You cut the kernels in two: too much stays on each chip, and too many gradients travel.",
-            "Four copies of every part are left on eight chips. What does a longer `model` axis change?",
-            recognise=lambda answers, seed: (
+    mistakes=known_mistakes.of(
+        "ex05",
+        "q2",
+        recognise={
+            "key matches nothing": lambda answers, seed: (
+                "matches none of" in answers.get("stopped", {}).get("error", "")
+            ),
+            "copies everywhere": _nothing_cut("data"),
+            "fsdp alone": _nothing_cut("fsdp"),
+            "order of the cuts": _wide_result_travels,
+            "model axis too short": lambda answers, seed: (
                 _kernel_axes(answers) == (_COLUMNS, _ROWS) and answers["chosen"]["mesh"]["model"] == 2
             ),
-            edit={'"data": 1, "model": 8': '"data": 4, "model": 2'},
-        ),
+        },
     ),
 )
 
@@ -365,44 +301,7 @@ TILES = Question(
         Target("the largest width with which two kernels stay within the budget", _each_width(_another_width)),
         Target("a ValueError where no width of 8 or more does, and only there", _each_width(_width_or_error)),
     ),
-    mistakes=(
-        Mistake(
-            "no tiles",
-            "You count the numbers, but the chip stores whole tiles.",
-            "Round both sides up, each to its own multiple.",
-            edit={"min(tiled(rows, columns), tiled(columns, rows))": "rows * columns"},
-        ),
-        Mistake(
-            "one way round",
-            "You always put columns along the 128, and the compiler may turn the matrix.",
-            "A (1000, 10) matrix on its side: how many tiles?",
-            edit={"min(tiled(rows, columns), tiled(columns, rows))": "tiled(rows, columns)"},
-        ),
-        Mistake(
-            "sixteen for bfloat16",
-            "You round bfloat16 to tiles of 16 by 128; in memory they are 8 by 128 as well.",
-            "What depends on `itemsize` here, apart from the last multiplication?",
-            edit={"8 * math.ceil(by_8 / 8)": "32 // itemsize * math.ceil(by_8 * itemsize / 32)"},
-        ),
-        Mistake(
-            "one kernel counted",
-            "Your width leaves room only for the first kernel.",
-            "(inputs, width) and (width, outputs) share the budget.",
-            edit={"(inputs, width), (width, outputs)": "[(inputs, width)]"},
-        ),
-        Mistake(
-            "multiples of 128",
-            "You try only multiples of 128, and a wider layer fits.",
-            "The width may lie along the side that is rounded to 8.",
-            edit={"return width": "return width // 128 * 128"},
-        ),
-        Mistake(
-            "one too many",
-            "Yours is the first width that does not fit.",
-            "What does your loop return when it stops?",
-            edit={"return width": "return width + 1"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex05", "q3"),
 )
 
 
@@ -521,38 +420,17 @@ HOSTS = Question(
         Target("the same global batches, row for row, on any number of hosts", _needs_shapes(_same_on_all)),
         Target("asked again the same order, and in the next epoch another", _order_right),
     ),
-    mistakes=(
-        Mistake(
-            "model axis forgotten",
-            "You divide the global batch by the hosts, and hosts along `model` need the same rows.",
-            "With data=2 and model=4 on four hosts, how many hosts share a part of the batch?",
-            recognise=_shares_of_hosts,
-            edit={
-                "first * part : (last + 1) * part": "host * global_batch // hosts : (host + 1) * global_batch // hosts"
-            },
-        ),
-        Mistake(
-            "a share for each host",
-            "You deal the data set out to the hosts. Those that share a part of the batch disagree, and run out early.",
-            "Make the global batches first; a host then takes its rows of each.",
-            recognise=_fewer_steps,
-        ),
-        Mistake(
-            "shuffled on each host",
-            "Each host shuffles in its own order, so some examples are there twice and others never.",
-            "The order must be the same on every host: what may the seed depend on?",
-            recognise=lambda answers, seed: (
+    mistakes=known_mistakes.of(
+        "ex05",
+        "q4",
+        recognise={
+            "model axis forgotten": _shares_of_hosts,
+            "a share for each host": _fewer_steps,
+            "shuffled on each host": lambda answers, seed: (
                 _shapes_right(answers, seed) is True and _each_once(answers, seed) is not True
             ),
-            edit={"[seed, epoch]": "[seed, epoch, host]"},
-        ),
-        Mistake(
-            "same order in each epoch",
-            "Every epoch has the same order.",
-            "The order depends on `epoch` as well as on `seed`.",
-            recognise=lambda answers, seed: np.array_equal(answers["again"], answers["next_epoch"]),
-            edit={"[seed, epoch]": "seed"},
-        ),
+            "same order in each epoch": lambda answers, seed: np.array_equal(answers["again"], answers["next_epoch"]),
+        },
     ),
 )
 
@@ -599,38 +477,7 @@ SLICES = Question(
         Target("the fewest rows on a chip that hide the sending", _plan_is("chip_batch", 0)),
         Target("the largest slice whose global batch is allowed", _most_chips),
     ),
-    mistakes=(
-        Mistake(
-            "half an all-reduce",
-            "You count the reduce-scatter, and the all-gather after it sends as much again.",
-            "A ring goes round twice.",
-            edit={"2 * (chips - 1)": "(chips - 1)"},
-        ),
-        Mistake(
-            "whole buffer twice",
-            "You count the whole buffer twice; a chip's own part need not travel.",
-            "Of N parts, each trip around the ring moves N - 1.",
-            edit={"2 * (chips - 1) / chips": "2 * (chips > 1)"},
-        ),
-        Mistake(
-            "forward pass counted",
-            "You hide the sending behind the whole step, but in the forward pass there are no gradients yet.",
-            "What share of `row_flops` is the backward pass?",
-            edit={"2 / 3 * row_flops": "row_flops"},
-        ),
-        Mistake(
-            "rounded down",
-            "You round the rows down, so the sending takes a little longer than the arithmetic.",
-            "The fewest rows that are enough: round up.",
-            edit={"math.ceil(": "math.floor("},
-        ),
-        Mistake(
-            "chip's batch limited",
-            "You compare one chip's rows with the limit, which is for the global batch.",
-            "All chips have `chip_batch` rows each.",
-            edit={'p["chips"] * p["chip_batch"]': 'p["chip_batch"]'},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex05", "q5"),
 )
 
 

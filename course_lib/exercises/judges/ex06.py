@@ -9,11 +9,11 @@ import numpy as np
 
 from course_lib import pipeline
 from course_lib.errors import CourseError
-from course_lib.exercises.judges import forms, published
+from course_lib.exercises.judges import forms, known_mistakes, published
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.probes import ex06 as probes
 from course_lib.exercises.probes.cases import REFUSED
-from course_lib.exercises.question import Mistake, Question, Target
+from course_lib.exercises.question import Question, Target
 
 ANSWERS = published.answers("06_model_parallelism")
 FLOAT32 = 1e-5  # relative: sums of a dozen products in float32
@@ -147,64 +147,22 @@ PLACEMENT = Question(
         Target("every matrix product of the backward pass runs on its stage's device", _in_both_runs(_backward_misses)),
         Target("the gradients equal one device's, to 0.001%", _in_both_runs(_gradients_off)),
     ),
-    mistakes=(
-        Mistake(
-            "through NumPy",
-            "`.numpy()` takes the boundary out of TensorFlow: a traced step has no numbers yet.",
-            "Pass tensors on. Each tape records its own stage, so nothing has to be cut between them.",
-            recognise=lambda answers, seed: "has no attribute 'numpy'" in answers.get("stopped", {}).get("error", ""),
-            edit={"stages[1](hidden)": "stages[1](hidden.numpy())"},
-        ),
-        Mistake(
-            "boundary cut",
-            "No gradient gets past the boundary: stage 0 has none.",
-            "A tape cannot follow `stop_gradient` or `tf.constant`. From what does stage 0's tape go back?",
-            recognise=_no_gradient_before_the_boundary,
-            edit={"hidden = stages[0](x)": "hidden = tf.stop_gradient(stages[0](x))"},
-        ),
-        Mistake(
-            "boundary gradient missing",
-            "Stage 0's gradients are those of the sum of its outputs; they do not depend on the loss.",
-            "Print the boundary's gradient. If it is None, did stage 1's tape watch its input? If not, who takes it?",
-            recognise=_without_the_loss,
-            edit={"            second_tape.watch(hidden)\n": ""},
-        ),
-        Mistake(
-            "usual snippet",
-            "The weights are in place, but every product runs on one device.",
-            "A product runs where its layer is called. Name the device inside the step.",
-            recognise=lambda answers, seed: all(
+    mistakes=known_mistakes.of(
+        "ex06",
+        "q1",
+        recognise={
+            "through NumPy": lambda answers, seed: (
+                "has no attribute 'numpy'" in answers.get("stopped", {}).get("error", "")
+            ),
+            "boundary cut": _no_gradient_before_the_boundary,
+            "boundary gradient missing": _without_the_loss,
+            "usual snippet": lambda answers, seed: all(
                 len({one[2] for one in run["products"]}) == 1 for run in answers["runs"]
             ),
-            edit={
-                "with tf.device(devices[0]), ": "with ",
-                "with tf.device(devices[1]):": "with tf.device(None):",
-                "with tf.device(devices[0]):": "with tf.device(None):",
-            },
-        ),
-        Mistake(
-            "stages computed twice",
-            "Some products of the backward pass run twice: each call of `gradient` goes back from the loss.",
-            "Stage 1 already has the boundary's gradient. From what can stage 0 start?",
-            recognise=_more_than_once,
-        ),
-        Mistake(
-            "backward on one device",
-            "The forward pass is placed, but all of the backward pass runs on one device.",
-            "Under which device do you call `gradient`? Going back, the device has to change: how many tapes?",
-            recognise=_backward_on_one,
-            edit={
-                "        *second_gradients, boundary": "    *second_gradients, boundary",
-                "with tf.device(devices[0]):": "with tf.device(None):",
-            },
-        ),
-        Mistake(
-            "right by luck",
-            "Something runs under no device. It gets the default one, which is right for only one of the stages.",
-            "Go through your calls one by one: making a stage, calling it, asking its tape.",
-            recognise=_by_luck,
-            edit={"with tf.device(devices[0]):": "with tf.device(None):"},
-        ),
+            "stages computed twice": _more_than_once,
+            "backward on one device": _backward_on_one,
+            "right by luck": _by_luck,
+        },
     ),
 )
 
@@ -281,50 +239,7 @@ MICRO_BATCHES = Question(
             _no_count(lambda case, got: REFUSED not in (got, _smallest(case)) and got > _smallest(case)),
         ),
     ),
-    mistakes=(
-        Mistake(
-            "bubble over the work",
-            "You divide the idle time by the working time; the bubble is its share of all the time.",
-            "(p - 1) / m compares with the work alone. How long does a whole step take?",
-            edit={"/ (m + p - 1)": "/ m"},
-        ),
-        Mistake(
-            "exactly is refused",
-            "You refuse a bubble that is exactly the largest one allowed.",
-            "At most: which comparison is that?",
-            edit={"bubble <=": "bubble <"},
-        ),
-        Mistake(
-            "does not divide",
-            "Your micro-batches are not equal: their number does not divide the batch.",
-            "Try only the divisors of the batch.",
-            edit={"batch % m == 0 and fits": "fits"},
-        ),
-        Mistake(
-            "everything in flight",
-            "You count GPipe's memory for 1F1B too.",
-            "1F1B holds fewer micro-batches than m. How many on which stage?",
-            edit={'m if schedule == "GPipe" else min(m, p - stage)': "m"},
-        ),
-        Mistake(
-            "whole batch each",
-            "You count a whole batch for each micro-batch in flight.",
-            "How many examples are in a micro-batch?",
-            edit={"batch / m * size": "batch * size"},
-        ),
-        Mistake(
-            "first stage alone",
-            "You look only at the first stage. It holds the most micro-batches, but not always the most bytes.",
-            "Every stage has its own count in flight and its own bytes for an example.",
-            edit={"max(held)": "held[0]"},
-        ),
-        Mistake(
-            "more than there are",
-            "With fewer micro-batches than stages, you count more in flight than there are.",
-            "A stage cannot hold more than m.",
-            edit={"min(m, p - stage)": "p - stage"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex06", "q2"),
 )
 
 
@@ -388,44 +303,7 @@ ONE_FORWARD_ONE_BACKWARD = Question(
         Target("a bubble of (p-1)/(m+p-1), if a backward takes two forwards", _each_timeline(_too_idle)),
         Target("stage s holds at most min(m, p-s) micro-batches", _each_timeline(_holds_too_much)),
     ),
-    mistakes=(
-        Mistake(
-            "GPipe",
-            "All forwards come first, so every stage holds every micro-batch.",
-            "The last stage can go back as soon as it has gone forward once. When can the one before it?",
-            edit={"min(micro_batches, stages - stage - 1)": "micro_batches"},
-        ),
-        Mistake(
-            "one too few first",
-            "The stages do one forward too few before their first turn, and wait for it in every turn.",
-            "The last stage begins with a turn. How many forwards does the stage before it need first?",
-            edit={"stages - stage - 1)": "max(stages - stage - 2, 0))"},
-        ),
-        Mistake(
-            "one too many first",
-            "The stages do one forward too many before their first turn, and hold one micro-batch more than they need.",
-            "A turn starts with a forward, which counts too.",
-            edit={"stages - stage - 1": "stages - stage"},
-        ),
-        Mistake(
-            "all stages alike",
-            "Every stage does as many forwards as the others before its first turn, so the last ones hold too much.",
-            "How long a stage waits for its first gradient depends on how many stages come after it.",
-            edit={"stages - stage - 1": "stages - 1"},
-        ),
-        Mistake(
-            "latest first",
-            "A stage goes back with its latest micro-batch first, and the stage after it sends the oldest.",
-            "In which order do the gradients arrive?",
-            edit={"B{i - fill}": "B{i}", "range(micro_batches - fill, micro_batches)": "range(fill)[::-1]"},
-        ),
-        Mistake(
-            "more than there are",
-            "With few micro-batches, a stage goes forward with some that do not exist.",
-            "There may be fewer micro-batches than stages.",
-            edit={"min(micro_batches, stages - stage - 1)": "stages - stage - 1"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex06", "q3"),
 )
 
 
@@ -516,44 +394,7 @@ BALANCE = Question(
         Target("a ValueError where no cut fits, and only there", _cut_or_error),
         Target("the slowest stage takes as few seconds as it can", _each_cut(_not_the_best)),
     ),
-    mistakes=(
-        Mistake(
-            "equal numbers",
-            "Every stage has as many layers as the others, whatever they cost.",
-            "A pipeline is as fast as its slowest stage, and you have the seconds.",
-            _equal_numbers,
-        ),
-        Mistake(
-            "greedy",
-            "You fill one stage after the other up to an equal share, and the last one gets all that is left.",
-            "Judge whole cuts, not one stage at a time: with ten layers you can try them all.",
-            _greedy,
-        ),
-        Mistake(
-            "memory forgotten",
-            "Your stages are balanced, but some need more memory than there is.",
-            "Leave out the cuts that do not fit, and take the best of the others.",
-            edit={" if largest(weight_bytes, cut) <= memory_bytes": ""},
-        ),
-        Mistake(
-            "memory too late",
-            "You look for the best cut and then ask whether it fits. The second best one may.",
-            "Which comes first: leaving out, or choosing?",
-            edit={"in every if": "in sorted(every, key=lambda cut: largest(seconds, cut))[:1] if"},
-        ),
-        Mistake(
-            "smallest spread",
-            "You bring the slowest and the fastest stage close together. Only the slowest one counts.",
-            "A fast stage may be as fast as it likes.",
-            edit={"largest(seconds, cut)": "np.ptp([sum(seconds[one] for one in part) for part in cut])"},
-        ),
-        Mistake(
-            "empty stage",
-            "One of your stages has no layer.",
-            "May two cuts be in the same place, or one at an end of the row?",
-            edit={"combinations(layers[1:]": "combinations_with_replacement([*layers, len(layers)]"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex06", "q4", wrong={"equal numbers": _equal_numbers, "greedy": _greedy}),
 )
 
 
@@ -624,44 +465,7 @@ ONE_STAGE = Question(
         Target("the gradients equal those of the whole batch's mean loss, to 0.001%", _each_run(_gradient_wrong)),
         Target("of the micro-batches that have gone backward, at most one is still held", _each_run(_kept_too_long)),
     ),
-    mistakes=(
-        Mistake(
-            "sum, not mean",
-            "You add up the micro-batches' gradients, so they are m times too large.",
-            "Each is the gradient of a micro-batch's mean. What is the batch's mean, in terms of those?",
-            edit={"[total / m for total in sums]": "sums"},
-        ),
-        Mistake(
-            "scaled on the way",
-            "Your gradients are right, but what you send back is m times too small: the stage before divides as well.",
-            "Where do you divide by m? What arrives, and what is sent, belongs to one micro-batch.",
-            edit={"held.pop(i), receive(work)": "held.pop(i), receive(work) / m", "total / m": "total"},
-        ),
-        Mistake(
-            "latest activations",
-            "Every backward uses what the latest forward has kept.",
-            "Several micro-batches are in flight at once, and one name holds only one of them.",
-            edit={"held[i]": "held[0]", "held.pop(i)": "held[0]"},
-        ),
-        Mistake(
-            "oldest first",
-            "You take what was kept from the front of a list. That works in 1F1B, but not in every order.",
-            "Backwards may overtake each other. How do you find the one with the right number?",
-            edit={"held.pop(i)": "held.pop(next(iter(held)))"},
-        ),
-        Mistake(
-            "kept to the end",
-            "What a forward has kept stays until the step is over, so 1F1B needs GPipe's memory.",
-            "Nobody needs it after its backward: who still has a name for it?",
-            edit={"held.pop(i)": "held[i]"},
-        ),
-        Mistake(
-            "last micro-batch alone",
-            "You return only the last micro-batch's gradients; the others are overwritten.",
-            "What happens to the gradients that are there already?",
-            edit={"gradients = [a + b for a, b in zip(sums, gradients)]": "pass"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex06", "q5"),
 )
 
 _REFUSED = forms.words(REFUSED)

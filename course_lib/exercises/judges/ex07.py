@@ -8,11 +8,11 @@ import re
 
 import numpy as np
 
-from course_lib.exercises.judges import forms, published
+from course_lib.exercises.judges import forms, known_mistakes, published
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.probes import ex07 as probes
 from course_lib.exercises.probes.cases import REFUSED
-from course_lib.exercises.question import Mistake, Question, Target
+from course_lib.exercises.question import Question, Target
 
 ANSWERS = published.answers("07_tensor_parallelism_and_sharding")
 FLOAT32 = 1e-5  # relative: sums of a dozen products in float32
@@ -70,38 +70,7 @@ HEADS = Question(
         Target("the devices' outputs add up to one device's, to 0.001%", _sums_to_one_device),
         Target("merging gives back both kernels, number for number", _merged_again),
     ),
-    mistakes=(
-        Mistake(
-            "neighbouring columns",
-            "You cut the fused kernel as if it were one layer, so the first device has queries, the last values.",
-            "The columns are query, key and value, one after the other. Which columns does one head need?",
-            edit={FUSED_SHARDS: "np.split(fused, devices, axis=1)"} | MERGED_SIDE_BY_SIDE,
-        ),
-        Mistake(
-            "merged side by side",
-            "The shards are right, but merged they are no longer query, key, value.",
-            "In what order are the columns of one shard, and in what order those of the whole kernel?",
-            edit=MERGED_SIDE_BY_SIDE,
-        ),
-        Mistake(
-            "dealt out",
-            "Each device gets every N-th column, and so a part of every head.",
-            "Softmax needs a head's whole score. A head is a run of neighbouring columns.",
-            edit={FUSED_SHARDS: "[fused[:, device::devices] for device in range(devices)]"} | MERGED_SIDE_BY_SIDE,
-        ),
-        Mistake(
-            "query alone",
-            "You cut only the query, and every device holds all of key and value.",
-            "Each head has its own query, key and value.",
-            edit={FUSED_SHARDS: "[np.hstack([query, *np.split(fused, 3, axis=1)[1:]]) for query in thirds[0]]"},
-        ),
-        Mistake(
-            "output kernels added",
-            "You add up the output layer's shards. It is their products that are added.",
-            "The shards are different rows of one kernel: what puts rows together again?",
-            edit={"np.concatenate(out_shards, axis=0)": "sum(out_shards)"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex07", "q1"),
 )
 
 
@@ -179,47 +148,7 @@ ROW_PARALLEL = Question(
         Target("forward sums y along model, and nothing else", _little_forward),
         Target("backward sums nothing along model; along data no more than kernel and bias", _little_backward),
     ),
-    mistakes=(
-        Mistake(
-            "bias in the sum",
-            "Every device adds the bias before the sum, so y has it N times.",
-            "The order of `all_reduce` and `+ bias`.",
-            edit={'(x @ kernel, "model") + bias': '(x @ kernel + bias, "model")'},
-        ),
-        Mistake(
-            "x summed",
-            "You sum x's gradient over the devices of `model`, as a column-parallel layer has to.",
-            "Here each device has other columns of x. Are their gradients terms of one sum?",
-            edit={"y_gradient @ kernel.T": 'all_reduce(y_gradient @ kernel.T, "model")'},
-        ),
-        Mistake(
-            "half the batch",
-            "Each group of `data` has only the gradients of its own rows of the batch, so the copies drift apart.",
-            "A kernel and a bias meet all rows of the batch: which axis cuts those?",
-            edit={
-                'all_reduce(x.T @ y_gradient, "data")': "x.T @ y_gradient",
-                'all_reduce(y_gradient.sum(axis=0), "data")': "y_gradient.sum(axis=0)",
-            },
-        ),
-        Mistake(
-            "bias forgotten",
-            "The kernel's gradient is right, but the bias's covers only one group's rows of the batch.",
-            "The whole batch shares the bias, as it does the kernel.",
-            edit={'all_reduce(y_gradient.sum(axis=0), "data")': "y_gradient.sum(axis=0)"},
-        ),
-        Mistake(
-            "bias over all devices",
-            "The bias's gradient is as many times too large as the `model` axis is long.",
-            "Along `model`, every device has the same gradient of y.",
-            edit={"y_gradient.sum(axis=0)": 'all_reduce(y_gradient.sum(axis=0), "model")'},
-        ),
-        Mistake(
-            "mean over data",
-            "You take the mean over `data`, so the gradients come out too small.",
-            "The upstream gradient already belongs to the whole batch's loss: its parts only need adding.",
-            edit={'y_gradient, "data")': 'y_gradient, "data") / 2', '(axis=0), "data")': '(axis=0), "data") / 2'},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex07", "q2"),
 )
 
 
@@ -273,32 +202,7 @@ LAYOUTS = Question(
         Target("every key that cuts nothing is named", _idle(over=False)),
         Target("no key that cuts something is named", _idle(over=True)),
     ),
-    mistakes=(
-        Mistake(
-            "anywhere in the path",
-            "You accept a key anywhere in the path, as Keras 3.13 did.",
-            "Keras 3.15 wants the whole path to match: which function of `re` does that?",
-            edit={"re.fullmatch": "re.search"},
-        ),
-        Mistake(
-            "exact path not first",
-            "A key that is the path itself goes before all patterns, wherever it stands.",
-            "Look for the path among the keys before you try any pattern.",
-            edit={"path if path in layout else next": "next"},
-        ),
-        Mistake(
-            "matching is enough",
-            "You name the keys that match nothing. There are others: a key may match, and still cut nothing.",
-            "What does an axis of one device cut? And `(None,)`? And a key that finds its only variable taken?",
-            edit={"if key not in working": "if not any(re.fullmatch(key, path) for path in shapes)"},
-        ),
-        Mistake(
-            "all devices",
-            "You divide by all devices of the mesh.",
-            "An axis divides a dimension by its own number of devices.",
-            edit={"n // mesh[axis]": "n // math.prod(mesh.values())"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex07", "q3"),
 )
 
 
@@ -355,50 +259,19 @@ TRANSFORMER = Question(
         ),
         Target("a training step changes the weights as on one device, to 0.001%", _equals_one_device),
     ),
-    mistakes=(
-        Mistake(
-            "a part of the path",
-            "A key of yours matches a part of a path, and Keras 3.15 wants the whole one, so it cuts nothing.",
-            "How do the lesson's keys begin?",
-            recognise=_said("matches only a part of"),
-            edit={'".*_(query|key|value|mlp_in)/kernel"': '"(query|key|value|mlp_in)/kernel"'},
-        ),
-        Mistake(
-            "two keys for one variable",
-            "Two of your keys match the same variable, and Keras refuses to choose.",
-            "Make the patterns exclude each other.",
-            recognise=_said("layout keys"),
-            edit={'".*_(query|key|value|mlp_in)/bias"': '".*_(query|mlp_in)/.*"'},
-        ),
-        Mistake(
-            "model axis alone",
-            "You cut only along `model`, so each part is on two devices.",
-            "Eight devices, and each part is on two of them: which axis has not cut yet? A kernel has two dimensions.",
-            recognise=lambda answers, seed: set().union(*answers["axes"].values()) - {""} == {"model"},
-        ),
-        Mistake(
-            "tables whole",
-            "The kernels are cut in eight, but an embedding table is not.",
-            "There are two tables: one for tokens, one for positions.",
-            recognise=lambda answers, seed: _uncut(answers, ".*embeddings"),
-            edit={'        ".*_embedding/embeddings": ("model", "data"),\n': ""},
-        ),
-        Mistake(
-            "one block alone",
-            "One block is cut, and the other is not.",
-            "Your key names a block. What do the blocks have in common?",
-            recognise=lambda answers, seed: _uncut(answers, r"block1_.*") or _uncut(answers, r"block2_.*"),
-            edit={'".*_(query|key|value|mlp_in)/kernel"': '"block1_(query|key|value|mlp_in)/kernel"'},
-        ),
-        Mistake(
-            "columns everywhere",
-            "It fits, but `model` cuts two layers in a row by columns, so everything is gathered between them.",
-            "After a layer cut by columns comes one cut by rows: attention_out and mlp_out.",
-            recognise=lambda answers, seed: (
+    mistakes=known_mistakes.of(
+        "ex07",
+        "q4",
+        recognise={
+            "a part of the path": _said("matches only a part of"),
+            "two keys for one variable": _said("layout keys"),
+            "model axis alone": lambda answers, seed: set().union(*answers["axes"].values()) - {""} == {"model"},
+            "tables whole": lambda answers, seed: _uncut(answers, ".*embeddings"),
+            "one block alone": lambda answers, seed: _uncut(answers, r"block1_.*") or _uncut(answers, r"block2_.*"),
+            "columns everywhere": lambda answers, seed: (
                 _fits(answers, seed) is True and _tensor_parallel(answers, seed) is not True
             ),
-            edit={'mlp_out)/kernel": ("model", "data")': 'mlp_out)/kernel": ("data", "model")'},
-        ),
+        },
     ),
 )
 
@@ -444,44 +317,7 @@ ZERO = Question(
         Target("the optimizer's bytes, to the byte", _bytes_right("optimizer")),
         Target("the peak, with the layer that is gathered, to the byte", _bytes_right("peak")),
     ),
-    mistakes=(
-        Mistake(
-            "rounded down",
-            "You round down, so the last numbers of a layer have no device.",
-            "Each device holds the same whole number: round up.",
-            edit={"math.ceil(numbers / devices)": "numbers // devices"},
-        ),
-        Mistake(
-            "frozen layers learn",
-            "You count gradients and optimizer state for layers that are not trained.",
-            "What does training keep of a layer whose `trained` is False?",
-            edit={"[n for n, learns in layers if learns]": "every"},
-        ),
-        Mistake(
-            "frozen layers whole",
-            "At stage 3 you leave the frozen layers whole.",
-            "Stage 3 cuts parameters, whether they are trained or not.",
-            edit={"stage >= 3) for n in every": "stage >= 3 and learns) for n, learns in layers"},
-        ),
-        Mistake(
-            "no master copy",
-            "The optimizer's bytes are too few: two moments, but no float32 copy of the parameters.",
-            "Three numbers in float32 for each trained one.",
-            edit={"12 * sum": "8 * sum"},
-        ),
-        Mistake(
-            "nothing gathered",
-            "Your peak leaves out the layer that a device gathers to compute it.",
-            "At stage 3 a layer's arithmetic needs all its parameters. At which layer is it most?",
-            edit={" + gathered": ""},
-        ),
-        Mistake(
-            "everything gathered",
-            "Your peak gathers all layers at once, which would save nothing.",
-            "A layer is gathered, used and dropped. At which layer is it most?",
-            edit={"held(max(every), True)": "sum(held(n, True) for n in every)"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex07", "q5"),
 )
 
 
@@ -544,44 +380,7 @@ MESHES = Question(
         Target("a mesh where one is allowed and fits; a ValueError where none is", _each_mesh(_mesh_or_error)),
         Target("the smallest model axis that is allowed and fits", _each_mesh(_another_mesh)),
     ),
-    mistakes=(
-        Mistake(
-            "activations forgotten",
-            "You count what a device holds between steps, but not the activations in a step.",
-            "How many examples does a device have at once, and how much of each?",
-            edit={" + global_batch / data * example_bytes": ""},
-        ),
-        Mistake(
-            "global batch on each",
-            "You give every device the activations of the whole batch.",
-            "The data axis cuts the batch.",
-            edit={"global_batch / data": "global_batch"},
-        ),
-        Mistake(
-            "heads forgotten",
-            "Your model axis does not divide the heads.",
-            "Each device of a group has as many heads as the others.",
-            edit={"or heads % model": ""},
-        ),
-        Mistake(
-            "machine forgotten",
-            "Your groups do not fill machines evenly, so some of their all-reduces cross the slow links.",
-            "The model axis divides `machine_devices`.",
-            edit={"range(1, machine_devices + 1)": "range(1, devices + 1)", "or machine_devices % model": ""},
-        ),
-        Mistake(
-            "batch forgotten",
-            "Your data axis does not divide the global batch.",
-            "Each group has as many examples as the others.",
-            edit={"or global_batch % data": ""},
-        ),
-        Mistake(
-            "largest model axis",
-            "You take the largest model axis that fits. Each layer then waits for more devices than it has to.",
-            "The lesson's rule: as little `model` as fits.",
-            edit={"range(1, machine_devices + 1)": "range(machine_devices, 0, -1)"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex07", "q6"),
 )
 
 

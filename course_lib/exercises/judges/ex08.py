@@ -7,12 +7,12 @@ import math
 
 import numpy as np
 
-from course_lib.exercises.judges import forms, published
+from course_lib.exercises.judges import forms, known_mistakes, published
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.probes import ex08 as probes
 from course_lib.exercises.probes import ex08_memory as memory_probe
 from course_lib.exercises.probes.cases import REFUSED
-from course_lib.exercises.question import Mistake, Question, Target
+from course_lib.exercises.question import Question, Target
 
 ANSWERS = published.answers("08_gradient_accumulation")
 FLOAT32 = 1e-5  # relative: a dozen products and sums in float32
@@ -64,50 +64,7 @@ GROUPS = Question(
         Target("each is the gradient of the mean over all rows of its group, to 0.001%", _as_one_batch),
         Target("the arrays that you are given stay as they are", _left_as_given),
     ),
-    mistakes=(
-        Mistake(
-            "mean of means",
-            "You take the mean over the micro-batches, so a row of a small one counts more than a row of a large one.",
-            "Each gradient is already a mean over its own rows. How many rows does it stand for?",
-            edit={"local_rows * gradient": "gradient", "rows + local_rows": "rows + 1"},
-        ),
-        Mistake(
-            "divided by k",
-            "You divide by k, whatever the rows; where a group is not full, k is also too large.",
-            "By what do you divide a sum of gradients that each stand for a different number of rows?",
-            edit={"local_rows * gradient": "gradient", "rows + local_rows": "k"},
-        ),
-        Mistake(
-            "sum of means",
-            "You add the gradients up, so the step grows with k.",
-            "The gradient of a mean is a mean.",
-            edit={"local_rows * gradient": "gradient", "rows + local_rows": "1"},
-        ),
-        Mistake(
-            "rest dropped",
-            "The micro-batches after the last full group are in no gradient.",
-            "What is left in your sums when the loop ends?",
-            edit={"    if count:\n        gradients.append(total / rows)\n": ""},
-        ),
-        Mistake(
-            "sum not reset",
-            "The second group's gradient still holds the first one's.",
-            "Which of your running numbers start again with a group?",
-            edit={"total, rows, count = 0.0, 0, 0": "rows, count = 0, 0"},
-        ),
-        Mistake(
-            "one buffer",
-            "You return the same array for every group, so all hold what the last one had.",
-            "`a[:] = 0` and `a += b` write into the array that you have put into your list.",
-            edit={"return gradients": "return [gradients[-1]] * len(gradients)"},
-        ),
-        Mistake(
-            "in place",
-            "You have changed arrays that are not yours: whoever reads them next finds other numbers.",
-            "`*=` and `+=` write into the array on their left. Who owns that array?",
-            edit={"total = total + local_rows * gradient": "gradient *= local_rows\n        total = total + gradient"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex08", "q1"),
 )
 
 
@@ -207,64 +164,18 @@ LOOPS = Question(
         ),
         Target("each returns its updates: one per group, the last one included", _updates_of_all),
     ),
-    mistakes=(
-        Mistake(
-            "a as it was",
-            "In loop_a the gradients are divided twice. Adam divides by their size, so it hides that; SGD does not.",
-            "Follow one gradient from the tape to `apply`, and count the divisions.",
-            recognise=_ran_as("loop_a", divisor=lambda count, k: count * k),
-            edit={
-                "len(micro_batches):\n            optimizer.apply([s / count for s in sums]": (
-                    "len(micro_batches):\n            optimizer.apply([s / count / k for s in sums]"
-                )
-            },
-        ),
-        Mistake(
-            "b as it was",
-            "In loop_b the optimizer gets zeros between updates. Plain SGD stands still; momentum and Adam do not.",
-            "How often does the optimizer count a step? How often should it?",
-            recognise=_ran_as("loop_b", masked=True),
-            edit={
-                "if due:\n            optimizer.apply([s / count for s in sums], variables)": (
-                    "optimizer.apply([float(due) * s / count for s in sums], variables)\n        if due:"
-                )
-            },
-        ),
-        Mistake(
-            "c as it was",
-            "In loop_c the first group has one micro-batch, and all others are shifted.",
-            "For which `number` is the remainder 0 the first time?",
-            recognise=_ran_as("loop_c", due=lambda number, count, k, last: number % k == 1 or number == last),
-            edit={"number % k == 0": "number % k == 1"},
-        ),
-        Mistake(
-            "no mean",
-            "One of your loops divides the sum by nothing: SGD's step is k times too long, and Adam hardly shows it.",
-            "A group's gradient is a mean over its micro-batches, which have the same number of rows.",
-            recognise=_ran_as(*probes.LOOPS, divisor=lambda count, k: 1),
-            edit={" / len(gradients)": ""},
-        ),
-        Mistake(
-            "divided by k",
-            "One of your loops divides by k even where the last group has fewer micro-batches.",
-            "How many micro-batches are in the sum when the epoch ends?",
-            recognise=_ran_as(*probes.LOOPS, divisor=lambda count, k: k),
-            edit={" / len(gradients)": " / k"},
-        ),
-        Mistake(
-            "last group forgotten",
-            "One of your loops ends without an update from the last group, which is not full.",
-            "When is an update due? There are two cases.",
-            recognise=_ran_as(*probes.LOOPS, due=lambda number, count, k, last: count == k),
-            edit={"number % k == 0 or number == len(micro_batches)": "number % k == 0"},
-        ),
-        Mistake(
-            "every micro-batch",
-            "One of your loops updates after each micro-batch, so the next gradient is taken at other weights.",
-            "All gradients of a group belong to the same weights.",
-            recognise=_ran_as(*probes.LOOPS, due=lambda number, count, k, last: True),
-            edit={"number % k == 0 or number == len(micro_batches)": "True"},
-        ),
+    mistakes=known_mistakes.of(
+        "ex08",
+        "q2",
+        recognise={
+            "a as it was": _ran_as("loop_a", divisor=lambda count, k: count * k),
+            "b as it was": _ran_as("loop_b", masked=True),
+            "c as it was": _ran_as("loop_c", due=lambda number, count, k, last: number % k == 1 or number == last),
+            "no mean": _ran_as(*probes.LOOPS, divisor=lambda count, k: 1),
+            "divided by k": _ran_as(*probes.LOOPS, divisor=lambda count, k: k),
+            "last group forgotten": _ran_as(*probes.LOOPS, due=lambda number, count, k, last: count == k),
+            "every micro-batch": _ran_as(*probes.LOOPS, due=lambda number, count, k, last: True),
+        },
     ),
 )
 
@@ -336,81 +247,20 @@ BIG_STEP = Question(
         Target("the optimizer counts one update", _one_update),
         Target("the loss returned is the mean over all rows, to 0.01%", _mean_loss_of_all),
     ),
-    mistakes=(
-        Mistake(
-            "whole batch",
-            "You send more than `micro_batch` rows through the model at once, and hold the activations of all of them.",
-            "Slice x and y before the model sees them.",
-            recognise=_whole_batch_at_once,
-            edit={"range(0, rows, micro_batch)": "range(0, rows, rows)", "min(start + micro_batch, rows)": "rows"},
-        ),
-        Mistake(
-            "forward first",
-            "Your micro-batches go forward one by one, and only then backward, so all activations wait.",
-            "When may a micro-batch's activations be dropped? Who holds them until then?",
-            recognise=_forwards_first,
-            edit={
-                "], 0.0\n": "], 0.0\n    parts = []\n",
-                "        sums = [s + g for s, g in zip(sums, tape.gradient(part, variables))]": (
-                    "        parts.append((tape, part))"
-                ),
-                "    optimizer.apply(": (
-                    "    for tape, part in parts:\n"
-                    "        sums = [s + g for s, g in zip(sums, tape.gradient(part, variables))]\n"
-                    "    optimizer.apply("
-                ),
-            },
-        ),
-        Mistake(
-            "one graph",
-            "In one graph no micro-batch has to wait for the one before it: TensorFlow computes several at once.",
-            "A `tf.function` may hold one micro-batch. Where does the loop belong then?",
-            recognise=_graph_too_large,
-            edit={
-                "    rows, variables =": (
-                    "    if tf.executing_eagerly():\n"
-                    "        return tf.function(big_step)(model, optimizer, loss, x, y, micro_batch)\n"
-                    "    rows, variables ="
-                )
-            },
-        ),
-        Mistake(
-            "an update each",
-            "You update after every micro-batch, so the next one meets other weights.",
-            "`apply` belongs after the loop.",
-            recognise=lambda answers, seed: answers["updates"] == len(_part_rows(**memory_probe.step_sizes(seed))),
-            edit={
-                "    optimizer.apply(sums, variables)\n": "",
-                "sums = [s + g for s, g in zip(sums, tape.gradient(part, variables))]": (
-                    "optimizer.apply(tape.gradient(part, variables), variables)"
-                ),
-            },
-        ),
-        Mistake(
-            "too much kept",
-            "Something outlives its micro-batch: gradients in a list, or a tape that keeps its activations.",
-            "Every micro-batch needs its own tape, and only numbers and sums may be kept of it.",
-            recognise=_right_and_too_large,
-            edit={
-                "], 0.0\n": "], 0.0\n    tapes = []\n",
-                "tf.GradientTape()": "tf.GradientTape(persistent=True)",
-                "total += part": "total += part\n        tapes.append(tape)",
-            },
-        ),
-        Mistake(
-            "mean of means",
-            "All micro-batches count the same, but the last one has fewer rows.",
-            "A micro-batch's share of the mean is its share of the rows.",
-            recognise=_changed_as("mean of means"),
-            edit={"len(part_x) / rows": "1 / len(range(0, rows, micro_batch))"},
-        ),
-        Mistake(
-            "last one dropped",
-            "The rows that do not fill a micro-batch are in no gradient.",
-            "How many rows follow the last full micro-batch?",
-            recognise=_changed_as("last dropped"),
-            edit={"len(x), model": "len(x) // micro_batch * micro_batch, model"},
-        ),
+    mistakes=known_mistakes.of(
+        "ex08",
+        "q3",
+        recognise={
+            "whole batch": _whole_batch_at_once,
+            "forward first": _forwards_first,
+            "one graph": _graph_too_large,
+            "an update each": lambda answers, seed: (
+                answers["updates"] == len(_part_rows(**memory_probe.step_sizes(seed)))
+            ),
+            "too much kept": _right_and_too_large,
+            "mean of means": _changed_as("mean of means"),
+            "last one dropped": _changed_as("last dropped"),
+        },
     ),
 )
 
@@ -493,62 +343,7 @@ PLAN = Question(
         Target("the updates of the warm-up", _updates_right("warmup_updates")),
         Target("a ValueError where nothing fits or divides, and nowhere else", _refuses_what_does_not_work),
     ),
-    mistakes=(
-        Mistake(
-            "sums forgotten",
-            "Your micro-batch fits without the sums, but not with them.",
-            "What does a replica hold between two micro-batches of a group?",
-            edit={"        if k > 1:\n            needed_bytes += gradient_bytes\n": ""},
-        ),
-        Mistake(
-            "does not divide",
-            "Your micro-batch fits, but does not divide the local batch.",
-            "All micro-batches of a full group have the same number of examples.",
-            edit={
-                "local_batch % micro_batch == 0 and ": "",
-                "local_batch // micro_batch": "math.ceil(local_batch / micro_batch)",
-            },
-        ),
-        Mistake(
-            "replicas forgotten",
-            "You cut the global batch into micro-batches, but each replica has only a part of it.",
-            "How many examples does one replica see per update?",
-            edit={"global_batch // replicas": "global_batch"},
-        ),
-        Mistake(
-            "never refuses",
-            "You plan with one example where not even that fits.",
-            "What does your loop leave when no size passes?",
-            edit={'raise ValueError("not even one example at a time fits")': "pass"},
-        ),
-        Mistake(
-            "counted in micro-batches",
-            "You count micro-batches. A schedule made with these numbers lasts k times too long.",
-            "An optimizer that accumulates counts one step per group.",
-            edit={
-                "math.ceil(examples / global_batch)": "k * math.ceil(examples / global_batch)",
-                "math.ceil(rest / global_batch)": "k * math.ceil(rest / global_batch)",
-            },
-        ),
-        Mistake(
-            "full groups alone",
-            "You leave out each epoch's last update, from a group that is not full.",
-            "Round up: the examples that are left make an update too.",
-            edit={
-                "math.ceil(examples / global_batch)": "examples // global_batch",
-                "math.ceil(rest / global_batch)": "rest // global_batch",
-            },
-        ),
-        Mistake(
-            "epochs glued together",
-            "You divide all examples by the batch at once, as if a group continued into the next epoch.",
-            "An epoch ends with an update. How many does one epoch have?",
-            edit={
-                "epochs * per_epoch,": "math.ceil(epochs * examples / global_batch),",
-                "whole_epochs * per_epoch + last_epoch": "math.ceil(warmup_examples / global_batch)",
-            },
-        ),
-    ),
+    mistakes=known_mistakes.of("ex08", "q4"),
 )
 
 
@@ -616,63 +411,7 @@ REPLICAS = Question(
         Target("`add` sums nothing over the replicas", _add_is_silent),
         Target("`update` sums each gradient once, and the rows", _one_crossing),
     ),
-    mistakes=(
-        Mistake(
-            "every micro-batch",
-            "The weights are right, but the gradients cross the replicas with every micro-batch.",
-            "A sum of sums is the same in any order. Which function is called once per group?",
-            recognise=_summed_in_add,
-            edit={
-                "    *totals, seen = sums\n": (
-                    "    *totals, seen = sums\n"
-                    "    *summed, rows = all_reduce([*(rows * g for g in gradients), rows])\n"
-                    "    gradients = [total / rows for total in summed]\n"
-                ),
-                "all_reduce(sums)": "sums",
-            },
-        ),
-        Mistake(
-            "never summed",
-            "Each replica uses the gradient of its own rows alone, so the copies of the weights drift apart.",
-            "What brings the replicas' sums together?",
-            edit={"all_reduce(sums)": "sums"},
-        ),
-        Mistake(
-            "parts clipped",
-            "Each replica clips its own part, and a sum of clipped parts is not the clipped sum.",
-            "Which gradient has the norm by which the big batch would be clipped? When is it known?",
-            edit={
-                "all_reduce(sums)": "sums",
-                "return gradients": (
-                    "*totals, rows = all_reduce([*(rows * g for g in gradients), rows])\n"
-                    "    return [total / rows for total in totals]"
-                ),
-            },
-        ),
-        Mistake(
-            "sum clipped",
-            "You clip the sum over rows, and divide what is left.",
-            "`clip_norm` limits the norm of the mean.",
-            edit={
-                "[total / rows for total in totals]": "totals",
-                "return gradients": "return [gradient / rows for gradient in gradients]",
-            },
-        ),
-        Mistake(
-            "each variable alone",
-            "You clip each variable by its own norm, which turns the step in another direction.",
-            "Global norm: the norm of all gradients together, as if they were one vector.",
-            edit={
-                "tf.clip_by_global_norm(means, clip_norm)": "[tf.clip_by_norm(mean, clip_norm) for mean in means], 0"
-            },
-        ),
-        Mistake(
-            "mean of local means",
-            "All replicas count the same, but they have seen different numbers of rows.",
-            "Hand over sums, and divide when all are together.",
-            edit={"all_reduce(sums)": "all_reduce([part / sums[-1] for part in sums])"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex08", "q5", recognise={"every micro-batch": _summed_in_add}),
 )
 
 

@@ -5,12 +5,12 @@ Needs NumPy; mistakes that a check runs need TensorFlow.
 
 import numpy as np
 
-from course_lib.exercises.judges import forms, published
+from course_lib.exercises.judges import forms, known_mistakes, published
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.probes import ex09 as probes
 from course_lib.exercises.probes import ex09_comparison as fair
 from course_lib.exercises.probes.cases import REFUSED
-from course_lib.exercises.question import Mistake, Question, Target
+from course_lib.exercises.question import Question, Target
 
 ANSWERS = published.answers("09_mixed_precision")
 FLOAT32 = 1e-5  # relative: one division in float32
@@ -91,46 +91,7 @@ WINDOW = Question(
         Target("no smaller power of two does", _each_scale(_no_smaller)),
         Target("a ValueError where no scale is right, and only there", _refused_alone),
     ),
-    mistakes=(
-        Mistake(
-            "scaled too late",
-            "You convert to float16 first and scale afterwards: what is zero by then stays zero.",
-            "The order of the product and the conversion. The loss is scaled before there are gradients.",
-            edit={"round(numbers * scale)": "round(numbers) * scale"},
-        ),
-        Mistake(
-            "zeros counted",
-            "You count numbers as lost that are zero in float32 too.",
-            "A dead unit's gradient is zero in any format, and no scale can change that.",
-            edit={"    numbers = numbers[numbers != 0]\n": ""},
-        ),
-        Mistake(
-            "array by array",
-            "You apply the share to each array, and so reject scales that lose little of the whole gradient.",
-            "The share is one for all arrays together, in which a bias counts by its few numbers.",
-            edit={
-                "np.mean(scaled == 0)": "max(np.mean(np.float16(g[g != 0] * scale) == 0) for g in gradients if g.any())"
-            },
-        ),
-        Mistake(
-            "subnormals lost",
-            "You count numbers as lost that float16 keeps with fewer digits.",
-            "What does float16 have below its smallest normal number? The lesson's table has both figures.",
-            edit={"np.mean(scaled == 0)": "np.mean(abs(scaled) < 2.0**-14)"},
-        ),
-        Mistake(
-            "overflow ignored",
-            "You find the scale that rescues the small numbers, and don't check what it does to the large ones.",
-            "The window has two ends. What does float16 have beyond 65,504?",
-            edit={"np.isfinite(scaled).all() and ": ""},
-        ),
-        Mistake(
-            "largest scale",
-            "You return the upper end of the window, where the next larger gradient overflows.",
-            "From which end do you try the powers of two?",
-            edit={"np.arange(41)": "np.arange(40, -1, -1)"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex09", "q1"),
 )
 
 
@@ -213,44 +174,7 @@ SEARCH = Question(
             _state_is_right(lambda case: not _has_overflow(case) and not _grows(case)),
         ),
     ),
-    mistakes=(
-        Mistake(
-            "not divided",
-            "Your gradients are still multiplied by the scale.",
-            "The chain rule has put a factor into every gradient. Remove it before the update.",
-            edit={'.astype("float32") / scale': '.astype("float32")'},
-        ),
-        Mistake(
-            "divided in float16",
-            "You divide in float16, where the small numbers that the scale has rescued vanish again.",
-            "The dtype of the quotient: convert before you divide.",
-            edit={'gradient.astype("float32") / scale': "gradient / np.float16(scale)"},
-        ),
-        Mistake(
-            "NaN passes",
-            "You look for infinity and let NaN through.",
-            "Infinity minus infinity is NaN. Which NumPy function is True for neither?",
-            edit={"np.isfinite(gradient).all()": "not np.isinf(gradient).any()"},
-        ),
-        Mistake(
-            "sums tested",
-            "You test sums of gradients, which overflow in float16 although all addends are finite.",
-            "Test the numbers themselves.",
-            edit={"np.isfinite(gradient).all()": "np.isfinite(gradient.sum())"},
-        ),
-        Mistake(
-            "overflow forgotten",
-            "The count continues after an overflow, so that the scale grows again too early.",
-            "It counts good steps in a row.",
-            edit={"0, None": "good_steps, None"},
-        ),
-        Mistake(
-            "no cap",
-            "Your scale grows beyond largest_scale.",
-            "The last argument.",
-            edit={"min(2 * scale, largest_scale)": "2 * scale"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex09", "q2"),
 )
 
 
@@ -350,52 +274,17 @@ OVERFLOW = Question(
         Target("the other steps end where one device in float32 does, to 2% of the way", _as_one_device),
         Target("every replica returns the number of replicas that overflowed", _overflows_counted),
     ),
-    mistakes=(
-        Mistake(
-            "a branch",
-            "You branch around `apply_gradients`, which TensorFlow refuses: it talks to the other replicas.",
-            "Let every replica call it, and make the optimizer itself skip.",
-            recognise=lambda answers, seed: "`merge_call` called while defining" in answers["stopped"]["error"],
-            edit={
-                "    optimizer.apply": "    tf.cond(overflowed > 0, lambda: None, lambda: optimizer.apply",
-                "variables))": "variables)))",
-            },
-        ),
-        Mistake(
-            "first replica asked",
-            "The optimizer asks the first replica, whose gradients were finite, and adds up infinity.",
-            "You know everywhere how many are bad. What could you hand over so that any replica gives the same answer?",
-            recognise=lambda answers, seed: _poisoned(answers),
-            edit={"tf.where(overflowed > 0, np.nan, g)": "g"},
-        ),
-        Mistake(
-            "not scaled",
-            "Your step is too short, by a factor as large as the scale.",
-            "The optimizer divides by the scale itself, once. Did you differentiate `optimizer.scale_loss(loss)`?",
-            recognise=_first_step_is(lambda run: 1 / run["scale"]),
-            edit={"optimizer.scale_loss(loss)": "loss"},
-        ),
-        Mistake(
-            "local mean",
-            "You divide by the replica's own rows, and the replicas' means are added up.",
-            "Which divisor makes the sum over all replicas a mean over the global batch?",
-            recognise=_first_step_is(lambda run: 1, local_mean=True),
-            edit={"tf.reduce_sum(errors) / global_batch": "tf.reduce_mean(errors)"},
-        ),
-        Mistake(
-            "summed twice",
-            "Your step is N times too long: you sum the gradients over the replicas, and the optimizer does it again.",
-            "What does `apply_gradients` do with the gradients of different replicas?",
-            recognise=_first_step_is(lambda run: len(run["steps"][0])),
-            edit={"tf.where(overflowed > 0, np.nan, g)": 'tf.distribute.get_replica_context().all_reduce("SUM", g)'},
-        ),
-        Mistake(
-            "bad ones zeroed",
-            "Zeros take the place of bad gradients, but the update is counted, and the scale stays.",
-            "A step in which a replica overflows is skipped as a whole. What must the optimizer see to skip?",
-            recognise=lambda answers, seed: answers["steps"][1]["iterations"] == 2 and not _poisoned(answers),
-            edit={"tf.where(overflowed > 0, np.nan, g)": "tf.where(tf.math.is_finite(g), g, 0.0)"},
-        ),
+    mistakes=known_mistakes.of(
+        "ex09",
+        "q3",
+        recognise={
+            "a branch": lambda answers, seed: "`merge_call` called while defining" in answers["stopped"]["error"],
+            "first replica asked": lambda answers, seed: _poisoned(answers),
+            "not scaled": _first_step_is(lambda run: 1 / run["scale"]),
+            "local mean": _first_step_is(lambda run: 1, local_mean=True),
+            "summed twice": _first_step_is(lambda run: len(run["steps"][0])),
+            "bad ones zeroed": lambda answers, seed: answers["steps"][1]["iterations"] == 2 and not _poisoned(answers),
+        },
     ),
 )
 
@@ -489,53 +378,17 @@ DTYPES = Question(
         Target("for counts up to the largest, logits within 2% (10% in bfloat16) of float32's", _both(_near_float32)),
         Target("Keras' global policy as before", _both(_policy_kept)),
     ),
-    mistakes=(
-        Mistake(
-            "short weights",
-            "Your variables have 16 bits too, and small updates will vanish from them.",
-            "The lesson has two policies with almost the same name.",
-            recognise=lambda answers, seed: _both(_variables_float32)(answers, seed) is not True,
-            edit={"dtype=policy": 'dtype=policy.removeprefix("mixed_")'},
-        ),
-        Mistake(
-            "everything short",
-            "Every layer computes in 16 bits.",
-            "Layer by layer: where are the numbers too large for float16, and where do their last digits matter?",
-            recognise=_shorts_are(*LAYERS),
-            edit={
-                'dtype="float32", name="rescale"': 'dtype=policy, name="rescale"',
-                'dtype="float32", name="norm"': 'dtype=policy, name="norm"',
-                'dtype="float32", name="logits"': 'dtype=policy, name="logits"',
-            },
-        ),
-        Mistake(
-            "short logits",
-            "Your logits are computed in 16 bits; a conversion afterwards does not bring the digits back.",
-            "How many digits does the loss's exponential need? Set the dtype of the layer that multiplies.",
-            recognise=_shorts_are(*HIDDEN, "logits"),
-            edit={'dtype="float32", name="logits"': 'dtype=policy, name="logits"'},
-        ),
-        Mistake(
-            "counts cast",
-            "The first layer casts the counts to float16 before it divides, and beyond 65,504 they are infinite.",
-            "A layer casts its inputs to its own compute dtype first. Which layer meets raw counts?",
-            recognise=_shorts_are("rescale", *HIDDEN),
-            edit={'dtype="float32", name="rescale"': 'dtype=policy, name="rescale"'},
-        ),
-        Mistake(
-            "short squares",
-            "The mean of squares overflows in float16: at 256 or more, a square passes 65,504.",
-            "Keras' own normalisations convert by themselves; your function does not.",
-            recognise=_shorts_are(*HIDDEN, "norm"),
-            edit={'dtype="float32", name="norm"': 'dtype=policy, name="norm"'},
-        ),
-        Mistake(
-            "policy left behind",
-            "Your function changes Keras' global policy, and whatever is built next gets it too.",
-            "Set it layer by layer, or put the old policy back.",
-            recognise=lambda answers, seed: _both(_policy_kept)(answers, seed) is not True,
-            edit={"    counts = keras.Input": "    keras.config.set_dtype_policy(policy)\n    counts = keras.Input"},
-        ),
+    mistakes=known_mistakes.of(
+        "ex09",
+        "q4",
+        recognise={
+            "short weights": lambda answers, seed: _both(_variables_float32)(answers, seed) is not True,
+            "everything short": _shorts_are(*LAYERS),
+            "short logits": _shorts_are(*HIDDEN, "logits"),
+            "counts cast": _shorts_are("rescale", *HIDDEN),
+            "short squares": _shorts_are(*HIDDEN, "norm"),
+            "policy left behind": lambda answers, seed: _both(_policy_kept)(answers, seed) is not True,
+        },
     ),
 )
 
@@ -589,16 +442,17 @@ def _other_seeds(answers, seed):
     return seeds[0] != seeds[1]
 
 
-def _as_edited(of, name, what, where, edit):
-    """A mistake that is recognised by one of the answers alone, since people may differ in the others."""
+def _as_edited(of, name):
+    """Recognise a mistake by one of the answers alone, since people may differ in the others."""
 
     def recognise(answers, seed):
+        (edit,) = (mistake.edit for mistake in FAIR.mistakes if mistake.name == name)
         expected = fair.probe_comparison(ANSWERS["q5"].names(edit), seed)[of]
         if of == "verdicts":
             return answers[of] == expected
         return off(answers[of], expected) <= (TIME / 2 if of == "ratio" else 1e-6)
 
-    return Mistake(name, what, where, recognise=recognise, edit=edit)
+    return recognise
 
 
 FAIR = Question(
@@ -613,71 +467,19 @@ FAIR = Question(
         Target("the ratio of the times, to 4%, on a machine that gets slower", _right_ratio),
         Target("the verdict that the differences allow", _right_verdicts),
     ),
-    mistakes=(
-        Mistake(
-            "one after the other",
-            "You time one precision after the other, and the machine is slower by then.",
-            "In turns: one step of each in every round.",
-            recognise=_one_policy_first,
-            edit={
-                "[[seconds(trial) for trial in pair] for _ in steps]": (
-                    "list(zip(*[[seconds(trial) for _ in steps] for trial in pair]))"
-                )
-            },
-        ),
-        _as_edited(
-            "ratio",
-            "warm-up counted",
-            "Your times include the warm-up, and with it compiling.",
-            "Which rounds of each trial count?",
-            {"rounds[warmup:]": "rounds"},
-        ),
-        _as_edited(
-            "ratio",
-            "mean",
-            "You take a mean, which a few disturbed steps pull away from the rest.",
-            "The docstring asks for the value in the middle.",
-            {"np.median(ratios)": "np.mean(ratios)"},
-        ),
-        _as_edited(
-            "differences",
-            "on training data",
-            "You compare the errors on the examples that the models were trained on.",
-            "The argument of `error`.",
-            {'trial.error("held out")': 'trial.error("training")'},
-        ),
-        Mistake(
-            "other seeds",
-            "The two precisions start from different weights, and the seeds differ more than the precisions.",
-            "Both trials of a pair get the same seed.",
-            recognise=_other_seeds,
-            edit={"new_trial(policy, seed)": "new_trial(policy, seed + (policy == mixed))"},
-        ),
-        _as_edited(
-            "differences",
-            "difference upside down",
-            "Your differences are float32's error minus mixed precision's.",
-            "Above 0 should mean that mixed precision is worse.",
-            {"mixed_error - float32_error": "float32_error - mixed_error"},
-        ),
-        _as_edited(
-            "verdicts",
-            "zero inside",
-            "You say 'no difference' when the interval contains zero. A wide one does so because you know little.",
-            '"No difference" is a claim too. Compare the interval\'s ends with the tolerance.',
-            {
-                "mean - margin > tolerance": "mean - margin > 0",
-                "mean + margin < -tolerance": "mean + margin < 0",
-                ' if abs(mean) + margin <= tolerance else "undecided"': "",
-            },
-        ),
-        _as_edited(
-            "verdicts",
-            "standard deviation",
-            "You use the standard deviation of the differences, which doesn't get smaller with more seeds.",
-            "The standard error of a mean of n numbers has a square root of n in it.",
-            {" / np.sqrt(len(differences))": ""},
-        ),
+    mistakes=known_mistakes.of(
+        "ex09",
+        "q5",
+        recognise={
+            "one after the other": _one_policy_first,
+            "warm-up counted": _as_edited("ratio", "warm-up counted"),
+            "mean": _as_edited("ratio", "mean"),
+            "on training data": _as_edited("differences", "on training data"),
+            "other seeds": _other_seeds,
+            "difference upside down": _as_edited("differences", "difference upside down"),
+            "zero inside": _as_edited("verdicts", "zero inside"),
+            "standard deviation": _as_edited("verdicts", "standard deviation"),
+        },
     ),
 )
 

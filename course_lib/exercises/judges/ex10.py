@@ -7,9 +7,9 @@ import functools
 
 import numpy as np
 
-from course_lib.exercises.judges import forms, published
+from course_lib.exercises.judges import forms, known_mistakes, published
 from course_lib.exercises.probes import ex10 as probes
-from course_lib.exercises.question import Mistake, Question, Target
+from course_lib.exercises.question import Question, Target
 from course_lib.planner import Layout, predict, search
 from course_lib.profiler import covered_seconds
 
@@ -71,38 +71,7 @@ STATES = Question(
             "with tensor parallelism and a pipeline, the fullest device", _states_are(zero=[False, True], pipeline=True)
         ),
     ),
-    mistakes=(
-        Mistake(
-            "master copy forgotten",
-            "You leave out the float32 master copy that half-precision weights need beside them.",
-            "`layout.numbers` has the bytes of weights, gradients and master copy for each precision.",
-            edit={"numbers.master + 8": "8"},
-        ),
-        Mistake(
-            "divided by all chips",
-            "You let ZeRO divide by all chips.",
-            "Who holds the same part of the model? Only those can share it.",
-            edit={"layout.data": "layout.chips"},
-        ),
-        Mistake(
-            "one stage early",
-            "You divide the gradients in stage 1 and the weights in stage 2.",
-            "Stage 1 divides the optimizer's state alone, with the master copy.",
-            edit={"(1, 2, 3)": "(1, 1, 2)"},
-        ),
-        Mistake(
-            "tables spread",
-            "You spread the two tables over all stages of the pipeline.",
-            "The embedding is on the first stage and the output on the last. Which device is the fullest?",
-            edit={"2 if layout.pipeline == 1 else 1": "2 / layout.pipeline"},
-        ),
-        Mistake(
-            "tensor parallelism forgotten",
-            "You don't divide by the devices that share each matrix.",
-            "`layout.tensor` devices share every matrix, tables too.",
-            edit={" / layout.tensor": ""},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex10", "q1"),
 )
 
 
@@ -133,38 +102,7 @@ ACTIVATIONS = Question(
         Target("with fewer micro-batches than stages", _activations_are("none", few=[True])),
         Target("with full recomputation", _activations_are("full")),
     ),
-    mistakes=(
-        Mistake(
-            "GPipe",
-            "You hold all micro-batches at once, as GPipe does.",
-            "One forward, one backward: when does stage 0 begin its first backward pass?",
-            edit={"layout.pipeline - stage)": "layout.micro_batches(global_batch))"},
-        ),
-        Mistake(
-            "as the first stage",
-            "You let every stage hold as many micro-batches as the first.",
-            "The last stage runs a backward pass right after each forward pass.",
-            edit={"layout.pipeline - stage": "layout.pipeline"},
-        ),
-        Mistake(
-            "more than there are",
-            "You hold more micro-batches than a step has.",
-            "With two micro-batches, how many can a stage hold?",
-            edit={"min(layout.micro_batches(global_batch), layout.pipeline - stage)": "layout.pipeline - stage"},
-        ),
-        Mistake(
-            "one input per stage",
-            "You keep one input for the whole stage under recomputation.",
-            "Full recomputation keeps the input of every block.",
-            edit={"blocks * input_bytes": "input_bytes"},
-        ),
-        Mistake(
-            "block at work forgotten",
-            "You count the inputs alone, and not what comes back while a block is recomputed.",
-            "In its backward pass a block has all its activations again. How many blocks at once, and examples?",
-            edit={" + layout.micro_batch * block_bytes": ""},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex10", "q2"),
 )
 
 
@@ -237,40 +175,7 @@ CHOICE = Question(
         Target("no other of those takes less memory", _each_choice(_is_lean)),
         Target("a ValueError where nothing is sure to fit, and only there", _refused_alone),
     ),
-    mistakes=(
-        Mistake(
-            "the search's best",
-            "You take the fastest layout whose middle figure fits, and its interval reaches beyond the memory.",
-            "A prediction has `surely_fits`; filter before you rank.",
-            edit={" if prediction.surely_fits": "", "1.05 * fastest": "fastest"},
-        ),
-        Mistake(
-            "the fastest",
-            "You take the fastest that surely fits, and another one is nearly as fast in less memory.",
-            "Within 5% a prediction can't tell them apart. What can it tell?",
-            edit={"1.05 * fastest": "fastest"},
-        ),
-        Mistake(
-            "the leanest of all",
-            "You take the layout that needs the least memory, whatever it costs in time.",
-            "First keep those within 5% of the fastest that surely fits.",
-            edit={"min(near": "min(sure"},
-        ),
-        Mistake(
-            "something always",
-            "You return a layout where none is sure to fit.",
-            "The docstring says what to do then.",
-            edit={
-                'raise ValueError("nothing is sure to fit")': "return min(ranked, key=lambda p: p.memory.total).layout"
-            },
-        ),
-        Mistake(
-            "Keras' precision",
-            "You search in the search's usual precision, which keeps the weights in float32.",
-            "`search` has a `precision`, and the question names one.",
-            edit={', precision="bfloat16_master"': ""},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex10", "q3"),
 )
 
 
@@ -316,44 +221,7 @@ PROFILES = Question(
         Target("the share that computes, to 0.1 points", _share_right("compute")),
         Target("the share that communicates and computes nothing, to 0.1 points", _share_right("communication")),
     ),
-    mistakes=(
-        Mistake(
-            "the input's own work",
-            "You count the operations of the input pipeline as the step's.",
-            "Look at the threads: tf.data has its own.",
-            edit={' if not e.thread.startswith("tf_data")': ""},
-        ),
-        Mistake(
-            "the input's threads",
-            "You count all the work of the input's threads as waiting, but they also work while the step computes.",
-            "The loop waits inside the `input` marks.",
-            edit={'e.name == "input"': 'e.thread.startswith("tf_data")'},
-        ),
-        Mistake(
-            "durations added",
-            "You add up durations, and operations that run side by side count twice.",
-            "`profiler.covered_seconds` counts overlapping events once.",
-            edit={"= profiler.covered_seconds": "= lambda spans: sum(e.duration_seconds for e in spans)"},
-        ),
-        Mistake(
-            "hidden communication",
-            "You count communication behind which the device computes.",
-            "What does the sum over replicas add to the time in which something computes?",
-            edit={
-                'covered(operations) - seconds["compute"]': "covered([e for e in operations if e.name.endswith('V2')])"
-            },
-        ),
-        Mistake(
-            "share of the recording",
-            "You divide by the whole recording, with the pauses between the steps.",
-            "Divide by the time that the `train` marks cover.",
-            edit={
-                'covered([e for e in events if e.name == "train"])': (
-                    "max(e.end_seconds for e in events) - min(e.start_seconds for e in events)"
-                )
-            },
-        ),
-    ),
+    mistakes=known_mistakes.of("ex10", "q4"),
 )
 
 
@@ -407,38 +275,7 @@ SCALING = Question(
         Target("the predicted time on more devices, to 0.01%", _forecast_right),
         Target("bought where the predicted efficiency is enough, and only there", _decision_right),
     ),
-    mistakes=(
-        Mistake(
-            "from one device",
-            "You compare with one device, and where the smallest measurement has more you are off by that factor.",
-            "How much faster should 16 devices be than 8?",
-            edit={"start / n": "1 / n"},
-        ),
-        Mistake(
-            "speed-up",
-            "Your strong efficiency is a speed-up.",
-            "Divide by how many times as many devices there are.",
-            edit={'(start / n if kind == "strong" else 1)': "1"},
-        ),
-        Mistake(
-            "the two swapped",
-            "You divide the weak times by the devices, and the strong ones not.",
-            "In which of the two does the work grow with the devices?",
-            edit={'kind == "strong"': 'kind == "weak"'},
-        ),
-        Mistake(
-            "ideal from here",
-            "You divide the last time by the devices, as if from there on everything divided.",
-            "What the measurements show of a part that doesn't divide: fit `a + b / n`.",
-            edit={"np.polyfit(1 / devices, times, 1)": "devices[-1] * times[-1], 0"},
-        ),
-        Mistake(
-            "against the last",
-            "You compare the forecast with the largest measurement instead of the smallest.",
-            "Its efficiency is meant from the smallest measured number of devices on, as in `efficiency`.",
-            edit={"{**seconds, more: predicted}": "{devices[-1]: times[-1], more: predicted}"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex10", "q5"),
 )
 
 

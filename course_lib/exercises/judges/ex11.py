@@ -10,10 +10,10 @@ import numpy as np
 
 from course_lib.exercises.given import capstone_cases
 from course_lib.exercises.given.trainer import Trainer
-from course_lib.exercises.judges import forms, published
+from course_lib.exercises.judges import forms, known_mistakes, published
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.probes import ex11 as probes
-from course_lib.exercises.question import Mistake, Question, Target
+from course_lib.exercises.question import Question, Target
 
 ANSWERS = published.answers("11_capstone")
 FLOAT64 = 1e-5  # relative: float64 throughout; its rounding is far smaller
@@ -111,51 +111,7 @@ INPUT = Question(
         Target("all training images are augmented, and no test image", _augmented_in_training_alone),
         Target("each local batch of two epochs has its own key", _own_keys),
     ),
-    mistakes=(
-        Mistake(
-            "last rows dropped",
-            "The rows of the last, smaller batch reach no replica.",
-            "What do you do with the rows that don't fill a global batch?",
-            edit={"range(0, len(order), global_batch)": "range(0, len(order) - global_batch + 1, global_batch)"},
-        ),
-        Mistake(
-            "not sharded",
-            "Every replica gets the whole global batch, so all of them compute each row.",
-            "Where do replica and replicas enter your batches?",
-            edit={"np.array_split(batch, replicas)[replica]": "batch"},
-        ),
-        Mistake(
-            "an order for each replica",
-            "Each replica shuffles by itself and then takes its share: some rows come twice and others never.",
-            "Shares of one batch are disjoint only if all replicas cut the same batch.",
-            edit={"default_rng(epoch)": "default_rng([epoch, replica])"},
-        ),
-        Mistake(
-            "no seed",
-            "Your order changes with each call, so replicas don't agree, and a restart can't continue where it was.",
-            "What is the same on every replica and in every process, but differs from epoch to epoch?",
-            recognise=_another_order_each_time,
-            edit={"default_rng(epoch)": "default_rng()"},
-        ),
-        Mistake(
-            "labels left behind",
-            "You shuffle the images, but not the labels.",
-            "Index both by the same rows.",
-            edit={"labels[rows]": "labels[np.sort(rows)]"},
-        ),
-        Mistake(
-            "augmented in testing",
-            "You augment the test images too.",
-            "A test asks about the images as they are: what does `training` decide in your function?",
-            edit={"if training:\n            local_images": "if True:\n            local_images"},
-        ),
-        Mistake(
-            "one key for all replicas",
-            "Replicas draw the same random numbers for their local batches, so augmentation varies less than it seems.",
-            "Which three numbers distinguish a local batch from all others?",
-            edit={"(epoch, replica, step)": "(epoch, step)"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex11", "q1", recognise={"no seed": _another_order_each_time}),
 )
 
 
@@ -222,50 +178,7 @@ RATE = Question(
         Target("after the warm-up the rate is the linear rule's, right to 0.001%", _at_the_peak),
         Target("then it falls as a half cosine to 0 at the end of the run, right to 0.001%", _rates_in("decay")),
     ),
-    mistakes=(
-        Mistake(
-            "micro-steps counted",
-            "You count micro-steps, so the warm-up and the decay end k times too early.",
-            "The argument counts calls of the training step. How many of them make an update?",
-            edit={"micro_step // micro_batches": "micro_step"},
-        ),
-        Mistake(
-            "micro-batches forgotten",
-            "You scale by the replicas alone, but an update has k times as many examples.",
-            "How many examples does the optimizer see in one update?",
-            edit={"base_rate * global_batch / base_batch": "base_rate * local_batch * replicas / base_batch"},
-        ),
-        Mistake(
-            "square root",
-            "You scale with the square root of the batch, a rule for Adam; the task asks for SGD's linear one.",
-            "The power of the factor between the two batches.",
-            edit={"base_rate * global_batch / base_batch": "base_rate * math.sqrt(global_batch / base_batch)"},
-        ),
-        Mistake(
-            "from zero",
-            "Your warm-up starts at zero, so the first update changes nothing.",
-            "From which rate to which does it rise?",
-            edit={"base_rate + (peak - base_rate) * update / warmup": "peak * update / warmup"},
-        ),
-        Mistake(
-            "cosine from the start",
-            "Your cosine counts from the first update, so the rate drops where the warm-up ends.",
-            "Where does the cosine begin, and how many updates are left for it?",
-            edit={"(update - warmup) / (total - warmup)": "update / total"},
-        ),
-        Mistake(
-            "an epoch of one replica",
-            "Your epoch has as many updates as one replica without accumulation would need.",
-            "An update uses up a global batch. How many does an epoch have?",
-            edit={"examples // global_batch": "examples // local_batch"},
-        ),
-        Mistake(
-            "an update too many",
-            "You count an update for the rest of an epoch, but that rest is dropped.",
-            "Which way do you round the number of updates in an epoch?",
-            edit={"examples // global_batch": "math.ceil(examples / global_batch)"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex11", "q2"),
 )
 
 
@@ -318,53 +231,7 @@ RESUME = Question(
         Target("so are the weights, and the number of updates, at the end", _same_end),
         Target("the saved run goes on undisturbed", _same_losses("continued", "saved")),
     ),
-    mistakes=(
-        Mistake(
-            "weights alone",
-            "You bring back the weights, and everything else starts again.",
-            "Print the trainer's attributes: which of them does the next step read?",
-            edit={
-                '("weights", "velocity", "sums", "added", "updates", "position")': '("weights",)',
-                "trainer.generator.bit_generator.state = saved.pop": "saved.pop",
-            },
-        ),
-        Mistake(
-            "optimizer's state lost",
-            "The momentum starts at zero again.",
-            "What does SGD with momentum remember besides the weights?",
-            edit={'"velocity", ': ""},
-        ),
-        Mistake(
-            "half a group lost",
-            "The micro-batches that were added before the kill are gone, and the group starts again.",
-            "The kill may come in the middle of a group: where are its gradients kept?",
-            edit={'"sums", "added", ': ""},
-        ),
-        Mistake(
-            "updates not counted",
-            "The learning rate starts at its first value again.",
-            "What does the rate depend on?",
-            edit={'"updates", ': ""},
-        ),
-        Mistake(
-            "data from the start",
-            "The resumed run starts with the first epoch's first micro-batch.",
-            "What decides which rows come next?",
-            edit={', "position"': ""},
-        ),
-        Mistake(
-            "new random numbers",
-            "The resumed run draws other noise than the undisturbed one would have.",
-            "The generator keeps a state: `generator.bit_generator.state`.",
-            edit={"trainer.generator.bit_generator.state = saved.pop": "saved.pop"},
-        ),
-        Mistake(
-            "not copied",
-            "What you saved changes while the run goes on: it holds the trainer's own arrays.",
-            "The trainer changes its arrays in place. What does a dict that names them hold a moment later?",
-            edit={"copy.copy(getattr(trainer, name))": "getattr(trainer, name)"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex11", "q3"),
 )
 
 
@@ -401,37 +268,18 @@ RUN = Question(
         Target(f"at most {BUDGET} updates", _within_budget),
         Target(f"at least {FLOOR:.0%} of the test images are right", _reaches_floor),
     ),
-    mistakes=(
-        Mistake(
-            "outside the scope",
-            "Your model trains on one replica; the others are idle.",
-            "Make model and optimizer, and compile, under `strategy.scope()`.",
-            recognise=lambda answers, seed: answers["replicas"] == 1 < answers["wanted_replicas"],
-        ),
-        Mistake(
-            "over the budget",
-            "You take more updates than you have.",
-            "A global batch twice as large halves the updates of an epoch, and allows a higher rate after a warm-up.",
-            recognise=lambda answers, seed: answers["updates"] > BUDGET,
-        ),
-        Mistake(
-            "diverged",
-            "The run has diverged: the logits are not finite, or no better than guessing.",
-            "The first updates: a high rate needs a warm-up, and a long gradient can be clipped.",
-            recognise=lambda answers, seed: not answers["finite"] or answers["train_accuracy"] < 0.3,
-        ),
-        Mistake(
-            "learned by heart",
-            "Nearly all training images are right, and too few test images: the model knows the training writers.",
-            "More updates on the same images won't help. What makes new images out of old ones?",
-            recognise=_by_heart,
-        ),
-        Mistake(
-            "hardly trained",
-            "The model has learned something, but stopped long before the budget is used up.",
-            "Epochs times updates per epoch: how much of the budget do you use?",
-            recognise=lambda answers, seed: answers["updates"] < BUDGET / 4 and answers["test_accuracy"] < FLOOR,
-        ),
+    mistakes=known_mistakes.of(
+        "ex11",
+        "q4",
+        recognise={
+            "outside the scope": lambda answers, seed: answers["replicas"] == 1 < answers["wanted_replicas"],
+            "over the budget": lambda answers, seed: answers["updates"] > BUDGET,
+            "diverged": lambda answers, seed: not answers["finite"] or answers["train_accuracy"] < 0.3,
+            "learned by heart": _by_heart,
+            "hardly trained": lambda answers, seed: (
+                answers["updates"] < BUDGET / 4 and answers["test_accuracy"] < FLOOR
+            ),
+        },
     ),
 )
 
@@ -508,53 +356,7 @@ SCALING = Question(
         Target("the part that is worth making twice as fast", _names_the_limit),
         Target("how many times as fast the loop is then", _says_the_gain),
     ),
-    mistakes=(
-        Mistake(
-            "warm-up counted",
-            "Your times include the first steps, which trace and compile.",
-            "The second argument says how many steps to leave out.",
-            edit={"steps[warmup:]": "steps"},
-        ),
-        Mistake(
-            "mean",
-            "You take the mean, and one disturbed step spoils it.",
-            "Which average doesn't care how far away an outlier is?",
-            edit={"np.median": "np.mean"},
-        ),
-        Mistake(
-            "speed-up for strong",
-            "You return how many times faster the replicas are, not what share of the ideal that is.",
-            "Ideal is 1 for any number of replicas.",
-            edit={"(r * seconds[r, large])": "seconds[r, large]"},
-        ),
-        Mistake(
-            "weak divided again",
-            "You divide weak scaling by the replicas, but there each of them has as much to do as the one alone.",
-            "In weak scaling the ideal step takes as long as one replica's.",
-            edit={"seconds[r, r * local]": "(r * seconds[r, r * local])"},
-        ),
-        Mistake(
-            "upside down",
-            "Your efficiencies are above 1 where the replicas wait for each other.",
-            "Which time is the numerator, and which the denominator?",
-            edit={
-                "seconds[1, large] / (r * seconds[r, large])": "r * seconds[r, large] / seconds[1, large]",
-                "seconds[1, local] / seconds[r, r * local]": "seconds[r, r * local] / seconds[1, local]",
-            },
-        ),
-        Mistake(
-            "longest part",
-            "You name the longest part, but it may be hidden behind the two others together.",
-            "Compute the loop's time again with each part halved.",
-            edit={"max(gains, key=gains.get)": "max(parts, key=parts.get)"},
-        ),
-        Mistake(
-            "one after another",
-            "You add up all three parts, but the input of the next step is prepared during this one.",
-            "How long is a step when input runs beside the other two?",
-            edit={"max(input, compute + communication)": "input + compute + communication"},
-        ),
-    ),
+    mistakes=known_mistakes.of("ex11", "q5"),
 )
 
 _EFFICIENCIES = [(forms.whole, forms.number)]
