@@ -102,14 +102,7 @@ def strategy(
     """
     from course_lib import show
 
-    answers = {
-        "fits": fits,
-        "machines": machines,
-        "tables": tables,
-        "framework": framework,
-        "device": device,
-        "workers": workers,
-    }
+    answers = dict(zip(QUESTIONS, (fits, machines, tables, framework, device, workers)))
     steps = choose(**answers)
     named = [f"{step.do} ({_lessons(step)})" for step in steps]
     numbers = (

@@ -5,11 +5,11 @@ Needs NumPy; TensorFlow to compare an answer with known mistakes.
 
 import numpy as np
 
-from course_lib.exercises.judges import forms, known_mistakes, published
+from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.probes import ex00 as probes
-from course_lib.exercises.question import Question, Target
+from course_lib.exercises.question import Target
 
-ANSWERS = published.answers("00_start_here")
+question = question_maker.of("00_start_here")
 MEAN_TOLERANCE = 1e-5  # float32 rounds at 6e-8; a mean of some tens of numbers loses little
 VARIANCE_TOLERANCE = 2e-3  # near 4,000 float32 steps by 2e-4, on deviations of about 1
 
@@ -40,18 +40,17 @@ def _differ(sizes, batch, replicas):
     return None if difference <= 1 else f", which differ by up to {difference}"
 
 
-SHARD_SIZES = Question(
+SHARD_SIZES = question(
     name="q1",
     title="Split a batch fairly",
     asks_for=("shard_sizes",),
     probe=probes.probe_shard_sizes,
-    answer=ANSWERS["q1"],
+    form={"sizes": [[forms.scalar]]},
     targets=(
         Target("one whole number per replica, 0 or more", _each_split(_not_one_each)),
         Target("the sizes add up to the global batch", _each_split(_another_sum)),
         Target("no two sizes differ by more than 1", _each_split(_differ)),
     ),
-    mistakes=known_mistakes.of("ex00", "q1"),
 )
 
 
@@ -77,12 +76,12 @@ def _steps_are(name, wanted):
     return holds
 
 
-STEPS = Question(
+STEPS = question(
     name="q2",
     title="Count an epoch's steps",
     asks_for=("steps_per_epoch",),
     probe=probes.probe_steps,
-    answer=ANSWERS["q2"],
+    form={"kept": [forms.number], "dropped": [forms.number]},
     targets=(
         Target("the number of steps is an int", _all_whole),
         Target(
@@ -94,7 +93,6 @@ STEPS = Question(
             _steps_are("dropped", lambda examples, batch: examples // batch),
         ),
     ),
-    mistakes=known_mistakes.of("ex00", "q2"),
 )
 
 
@@ -112,25 +110,20 @@ def _doubled(answers, seed):
     return right or "the lengths are right, the numbers are not"
 
 
-PLACE = Question(
+_PLACED = {"asked": forms.devices, "lives_on": [forms.text]}
+PLACE = question(
     name="q3",
     title="Compute where you say",
     asks_for=("place",),
     probe=probes.probe_place,
-    answer=ANSWERS["q3"],
+    form={**_PLACED, "values": [forms.array]},
     targets=(
         Target("tensor i lives on device i", _each_on_its_device),
         Target("tensor i is the double of array i", _doubled),
     ),
-    mistakes=known_mistakes.of(
-        "ex00",
-        "q3",
-        recognise={
-            "left the devices": lambda answers, seed: all(
-                place.startswith("no device") for place in answers["lives_on"]
-            )
-        },
-    ),
+    recognise={
+        "left the devices": lambda answers, seed: all(place.startswith("no device") for place in answers["lives_on"])
+    },
 )
 
 
@@ -191,12 +184,13 @@ def _variance_is(variance):
     return recognise
 
 
-STATISTICS = Question(
+_STATISTICS = {"numbers_sent": [forms.count], "combined": (forms.number,) * 2, "bright_variances": [forms.number]}
+STATISTICS = question(
     name="q4",
     title="One batch's statistics from many devices",
     asks_for=("local_statistics", "combine"),
     probe=probes.probe_statistics,
-    answer=ANSWERS["q4"],
+    form={**_PLACED, **_STATISTICS},
     targets=(
         Target("the statistics of shard i live on device i", _each_on_its_device),
         Target("at most 4 numbers leave each device", _few_numbers),
@@ -204,28 +198,17 @@ STATISTICS = Question(
         Target("the whole batch's variance, to 0.2%", _variance_right),
         Target("the variance still, to 0.2%, when the values are thousands", _bright_variances_right),
     ),
-    mistakes=known_mistakes.of(
-        "ex00",
-        "q4",
-        recognise={
-            "not on the devices": _on_default_device,
-            "mean of means": _mean_of_means,
-            "spread between shards lost": _variance_is(
-                lambda shards: np.average([shard.var() for shard in shards], weights=list(map(len, shards)))
-            ),
-            "n - 1": _variance_is(lambda shards: np.concatenate(shards).var(ddof=1)),
-            "sums of squares": lambda answers, seed: (
-                _variance_right(answers, seed) is True and _bright_variances_right(answers, seed) is not True
-            ),
-        },
-    ),
+    recognise={
+        "not on the devices": _on_default_device,
+        "mean of means": _mean_of_means,
+        "spread between shards lost": _variance_is(
+            lambda shards: np.average([shard.var() for shard in shards], weights=list(map(len, shards)))
+        ),
+        "n - 1": _variance_is(lambda shards: np.concatenate(shards).var(ddof=1)),
+        "sums of squares": lambda answers, seed: (
+            _variance_right(answers, seed) is True and _bright_variances_right(answers, seed) is not True
+        ),
+    },
 )
 
-_PLACED = {"asked": forms.devices, "lives_on": [forms.text]}
-_STATISTICS = {"numbers_sent": [forms.count], "combined": (forms.number,) * 2, "bright_variances": [forms.number]}
-QUESTIONS = (
-    forms.formed(SHARD_SIZES, {"sizes": [[forms.scalar]]}),
-    forms.formed(STEPS, {"kept": [forms.number], "dropped": [forms.number]}),
-    forms.formed(PLACE, {**_PLACED, "values": [forms.array]}),
-    forms.formed(STATISTICS, {**_PLACED, **_STATISTICS}),
-)
+QUESTIONS = (SHARD_SIZES, STEPS, PLACE, STATISTICS)

@@ -5,12 +5,12 @@ Needs NumPy; TensorFlow to compare an answer with known mistakes.
 
 import numpy as np
 
-from course_lib.exercises.judges import forms, known_mistakes, published
+from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.probes import ex01 as probes
-from course_lib.exercises.question import Question, Target
+from course_lib.exercises.question import Target
 from course_lib.profiler import covered_seconds
 
-ANSWERS = published.answers("01_one_device")
+question = question_maker.of("01_one_device")
 EXACT = 1e-6  # relative: the probe's clock is a float64
 
 
@@ -37,18 +37,17 @@ def _as_steady(key):
     return holds
 
 
-STOPWATCH = Question(
+STOPWATCH = question(
     name="q1",
     title="A stopwatch for a steady state",
     asks_for=("steady_seconds",),
     probe=probes.probe_stopwatch,
-    answer=ANSWERS["q1"],
+    form={"median": forms.number, "spread": forms.number, "calls": forms.size},
     targets=(
         Target("step() runs warmup + repeats times", _called),
         Target("the median of the repeats, each until its result is there", _as_steady("median")),
         Target("the spread: interquartile range over median", _as_steady("spread")),
     ),
-    mistakes=known_mistakes.of("ex01", "q1"),
 )
 
 
@@ -119,12 +118,13 @@ def _decoded_again(answers, seed):
     return answers["decode_runs"] >= 2 * (examples - batch)
 
 
-PIPELINE = Question(
+_EPOCHS = {"epochs": ([forms.array], [forms.array])}
+PIPELINE = question(
     name="q2",
     title="Order an input pipeline",
     asks_for=("pipeline",),
     probe=probes.probe_pipeline,
-    answer=ANSWERS["q2"],
+    form={**_EPOCHS, "decode_runs": forms.size, "augment_runs": forms.size, "repeated": forms.share},
     targets=(
         Target("full batches only", _full_batches),
         Target("no example twice in an epoch", _none_twice),
@@ -133,18 +133,14 @@ PIPELINE = Question(
         Target("augmented afresh in every epoch", _augmented_afresh),
         Target("shuffled afresh in every epoch, over the whole data set", _shuffled_afresh),
     ),
-    mistakes=known_mistakes.of(
-        "ex01",
-        "q2",
-        recognise={
-            "no cache": _decoded_again,
-            "augmentation frozen": lambda answers, seed: answers["repeated"] > 0.9,
-            "order frozen": lambda answers, seed: _same_order(answers),
-            "batches shuffled": lambda answers, seed: _same_members(answers),
-            "small buffer": lambda answers, seed: _most_early(answers) < probes.pipeline_sizes(seed)[0] / 2,
-            "one by one": lambda answers, seed: answers["augment_runs"] >= 2 * len(_numbers(answers, 0)),
-        },
-    ),
+    recognise={
+        "no cache": _decoded_again,
+        "augmentation frozen": lambda answers, seed: answers["repeated"] > 0.9,
+        "order frozen": lambda answers, seed: _same_order(answers),
+        "batches shuffled": lambda answers, seed: _same_members(answers),
+        "small buffer": lambda answers, seed: _most_early(answers) < probes.pipeline_sizes(seed)[0] / 2,
+        "one by one": lambda answers, seed: answers["augment_runs"] >= 2 * len(_numbers(answers, 0)),
+    },
 )
 
 
@@ -183,12 +179,16 @@ def _short_trace(answers, seed):
     return runs <= 2 or f"tracing {steps_per_call} steps a call ran them {runs} times"
 
 
-MULTI_STEP = Question(
+MULTI_STEP = question(
     name="q3",
     title="Several steps a call",
     asks_for=("make_multi_step",),
     probe=probes.probe_multi_step,
-    answer=ANSWERS["q3"],
+    form={
+        **dict.fromkeys(("losses", "totals"), (forms.number,) * 2),
+        **dict.fromkeys(("steps", "python_runs"), (forms.size,) * 2),
+        "batches_left": forms.size,
+    },
     targets=(
         Target("steps_per_call steps in each call", _steps_taken),
         Target("every step on the next batch", _next_batches),
@@ -196,7 +196,6 @@ MULTI_STEP = Question(
         Target("no Python of the step in the second call", _traced_once),
         Target("tracing runs the step's Python at most twice, however many steps a call has", _short_trace),
     ),
-    mistakes=known_mistakes.of("ex01", "q3"),
 )
 
 
@@ -220,17 +219,16 @@ def _shares_right(answers, seed):
     return bool(off < 1e-3) or f"the worst is off by {off:.1%}"
 
 
-BOTTLENECK = Question(
+BOTTLENECK = question(
     name="q4",
     title="Find the bottleneck in a trace",
     asks_for=("bottleneck",),
     probe=probes.probe_bottleneck,
-    answer=ANSWERS["q4"],
+    form={"kinds": [forms.text], "shares": [forms.number]},
     targets=(
         Target("the known bottleneck of four distributed runs", _verdicts_right),
         Target("its share of the steps' time, to 0.1%", _shares_right),
     ),
-    mistakes=known_mistakes.of("ex01", "q4"),
 )
 
 
@@ -271,12 +269,20 @@ def _verdict(run, steps, heavy):
     return None if run["verdict"] == heavy else f"the run that is heavy in its {heavy} is called {run['verdict']!r}"
 
 
-PROFILE = Question(
+_PROFILE = {
+    **dict.fromkeys(("trains", "inputs_in_train", "computes_in_train", "pulls_in_input"), forms.size),
+    **dict.fromkeys(("calls_in_compute", "waits_in_compute", "recorded_calls"), forms.size),
+    **dict.fromkeys(("first_recorded", "returned_all"), forms.flag),
+    "wanted_replicas": forms.replicas,
+    "replicas": forms.count,
+    "verdict": forms.text,
+}
+PROFILE = question(
     name="q5",
     title="Profile a distributed run",
     asks_for=("profile_steps", "bottleneck"),
     probe=probes.probe_profile,
-    answer=ANSWERS["q5"],
+    form=dict.fromkeys(probes.HEAVY, _PROFILE),
     points=2,
     targets=(
         Target("a train mark for each of the steps asked for", _once_a_step(trains="train marks")),
@@ -297,43 +303,15 @@ PROFILE = Question(
         Target("all replicas at work in the recording", _both(_all_replicas)),
         Target("your q4 names the bottleneck of both runs from it", _both(_verdict)),
     ),
-    mistakes=known_mistakes.of(
-        "ex01",
-        "q5",
-        recognise={
-            "first step recorded": lambda answers, seed: all(run["first_recorded"] for run in answers.values()),
-            "one mark for all": lambda answers, seed: all(run["trains"] == 1 for run in answers.values()),
-            "input not marked": lambda answers, seed: all(run["inputs_in_train"] == 0 for run in answers.values()),
-            "pulled outside its mark": lambda answers, seed: all(
-                run["pulls_in_input"] == 0 for run in answers.values()
-            ),
-            "not waited for": lambda answers, seed: all(
-                run["calls_in_compute"] > run["waits_in_compute"] == 0 for run in answers.values()
-            ),
-        },
-    ),
+    recognise={
+        "first step recorded": lambda answers, seed: all(run["first_recorded"] for run in answers.values()),
+        "one mark for all": lambda answers, seed: all(run["trains"] == 1 for run in answers.values()),
+        "input not marked": lambda answers, seed: all(run["inputs_in_train"] == 0 for run in answers.values()),
+        "pulled outside its mark": lambda answers, seed: all(run["pulls_in_input"] == 0 for run in answers.values()),
+        "not waited for": lambda answers, seed: all(
+            run["calls_in_compute"] > run["waits_in_compute"] == 0 for run in answers.values()
+        ),
+    },
 )
 
-_EPOCHS = {"epochs": ([forms.array], [forms.array])}
-_PROFILE = {
-    **dict.fromkeys(("trains", "inputs_in_train", "computes_in_train", "pulls_in_input"), forms.size),
-    **dict.fromkeys(("calls_in_compute", "waits_in_compute", "recorded_calls"), forms.size),
-    **dict.fromkeys(("first_recorded", "returned_all"), forms.flag),
-    "wanted_replicas": forms.replicas,
-    "replicas": forms.count,
-    "verdict": forms.text,
-}
-QUESTIONS = (
-    forms.formed(STOPWATCH, {"median": forms.number, "spread": forms.number, "calls": forms.size}),
-    forms.formed(PIPELINE, {**_EPOCHS, "decode_runs": forms.size, "augment_runs": forms.size, "repeated": forms.share}),
-    forms.formed(
-        MULTI_STEP,
-        {
-            **dict.fromkeys(("losses", "totals"), (forms.number,) * 2),
-            **dict.fromkeys(("steps", "python_runs"), (forms.size,) * 2),
-            "batches_left": forms.size,
-        },
-    ),
-    forms.formed(BOTTLENECK, {"kinds": [forms.text], "shares": [forms.number]}),
-    forms.formed(PROFILE, dict.fromkeys(probes.HEAVY, _PROFILE)),
-)
+QUESTIONS = (STOPWATCH, PIPELINE, MULTI_STEP, BOTTLENECK, PROFILE)

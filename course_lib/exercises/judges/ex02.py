@@ -7,11 +7,11 @@ import math
 
 import numpy as np
 
-from course_lib.exercises.judges import forms, known_mistakes, published
+from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.probes import ex02 as probes
-from course_lib.exercises.question import Question, Target
+from course_lib.exercises.question import Target
 
-ANSWERS = published.answers("02_data_parallelism")
+question = question_maker.of("02_data_parallelism")
 FLOAT32 = 1e-5  # relative: a dozen products and sums in float32
 
 
@@ -43,19 +43,19 @@ def _few_rounds(answers, seed):
     return answers["rounds"] == workers - 1 or f"{answers['rounds']} rounds for {workers} workers"
 
 
-REDUCE_SCATTER = Question(
+_CHUNKS = {"chunks": [forms.array], "sent_bytes": [forms.size], "hops": [forms.size], "rounds": forms.size}
+REDUCE_SCATTER = question(
     name="q1",
     title="Reduce-scatter around a ring",
     asks_for=("reduce_scatter",),
     probe=probes.probe_reduce_scatter,
-    answer=ANSWERS["q1"],
+    form=_CHUNKS,
     targets=(
         Target("worker w returns chunk w of the sum", _chunks_complete),
         Target("every worker sends (N-1)/N of the buffer", _few_bytes),
         Target("N-1 rounds", _few_rounds),
         Target("every message goes one worker to the right", _to_the_right),
     ),
-    mistakes=known_mistakes.of("ex02", "q1"),
 )
 
 
@@ -90,17 +90,17 @@ def _called_outside_its_context(answers, seed):
     return "cross-replica context" in error or "Mixing different tf.distribute.Strategy" in error
 
 
-REPLICA_STEP = Question(
+REPLICA_STEP = question(
     name="q2",
     title="One replica's part of a step",
     asks_for=("replica_step",),
     probe=probes.probe_replica_step,
-    answer=ANSWERS["q2"],
+    form={"weights": forms.each_replica(forms.array), "losses": (forms.number,) * 2},
     targets=(
         Target("every replica's weights equal one device's to 0.001%, also with unequal shards", _weights_exact),
         Target("the replicas' losses add up to the mean over the global batch, to 0.001%", _loss_exact),
     ),
-    mistakes=known_mistakes.of("ex02", "q2", recognise={"strategy inside the step": _called_outside_its_context}),
+    recognise={"strategy inside the step": _called_outside_its_context},
 )
 
 
@@ -141,19 +141,26 @@ def _model_outside(answers, seed):
     return min(answers["model_copies"]) == 1 < answers["replicas"]
 
 
-PREPARE = Question(
+_PREPARED = {
+    "replicas": forms.replicas,
+    **dict.fromkeys(("model_copies", "optimizer_copies"), [forms.count]),
+    "optimizer_built": forms.flag,
+    "first_shapes": [[forms.size]],
+    "examples": [forms.array],
+}
+PREPARE = question(
     name="q3",
     title="Everything in its scope",
     asks_for=("prepare",),
     probe=probes.probe_prepare,
-    answer=ANSWERS["q3"],
+    form=_PREPARED,
     targets=(
         Target("every weight has one copy per replica", _model_replicated),
         Target("every optimizer variable has one copy per replica, and the optimizer is built", _optimizer_replicated),
         Target("a step brings every replica global_batch / N rows", _rows_divided),
         Target("every example arrives once in an epoch, unchanged", _every_example),
     ),
-    mistakes=known_mistakes.of("ex02", "q3", recognise={"model outside": _model_outside}),
+    recognise={"model outside": _model_outside},
 )
 
 
@@ -170,18 +177,17 @@ def _rates_at(*places):
     return holds
 
 
-LEARNING_RATE = Question(
+LEARNING_RATE = question(
     name="q4",
     title="Scale the learning rate, with a warm-up",
     asks_for=("learning_rate",),
     probe=probes.probe_learning_rate,
-    answer=ANSWERS["q4"],
+    form={"rates": (forms.number,) * 5},
     targets=(
         Target("step 0 uses the one-device rate", _rates_at(0)),
         Target("in between the rate rises in a straight line", _rates_at(1, 2)),
         Target("from warmup_steps on it is N times the one-device rate", _rates_at(3, 4)),
     ),
-    mistakes=known_mistakes.of("ex02", "q4"),
 )
 
 
@@ -211,16 +217,16 @@ def _levels_not_rounded_up(answers, seed):
     return fits(math.floor) or fits(float)
 
 
-ALL_REDUCE_SECONDS = Question(
+ALL_REDUCE_SECONDS = question(
     name="q5",
     title="Predict an all-reduce",
     asks_for=("all_reduce_seconds",),
     probe=probes.probe_all_reduce_seconds,
-    answer=ANSWERS["q5"],
+    form={name: [forms.number] for name in probes.ALGORITHMS},
     targets=tuple(
         Target(f"the {name}'s seconds, exactly as the model gives them", _predicted(name)) for name in probes.ALGORITHMS
     ),
-    mistakes=known_mistakes.of("ex02", "q5", recognise={"level not rounded up": _levels_not_rounded_up}),
+    recognise={"level not rounded up": _levels_not_rounded_up},
 )
 
 
@@ -267,45 +273,6 @@ def _not_settled(answers, seed):
     return learns and not answers["statistics_identical"] and _learned(answers, seed) is not True
 
 
-OWN_RUN = Question(
-    name="q6",
-    title="Your model, your data, four replicas",
-    asks_for=("load_data", "train"),
-    probe=probes.probe_training,
-    answer=ANSWERS["q6"],
-    targets=(
-        Target("the model trains on all replicas, with identical copies of every trained weight", _on_all_replicas),
-        Target("one optimizer step per global batch of 128", _full_global_batches),
-        Target("the last epoch's loss is below 0.8 of the first's", _loss_falls),
-        Target("test accuracy at least 20 points above the commonest class", _learned),
-        Target("no more than 1% of the test examples are also in the training data", _nothing_leaked),
-    ),
-    mistakes=known_mistakes.of(
-        "ex02",
-        "q6",
-        recognise={
-            "outside the scope": lambda answers, seed: answers["replicas"] == 1 < answers["wanted_replicas"],
-            "local batch of 128": lambda answers, seed: _steps_for_batch(
-                answers, probes.GLOBAL_BATCH * answers["wanted_replicas"]
-            ),
-            "batch divided by hand": lambda answers, seed: _steps_for_batch(
-                answers, probes.GLOBAL_BATCH // answers["wanted_replicas"]
-            ),
-            "examples held out": _some_held_out,
-            "tested on training data": lambda answers, seed: answers["leaked"] > 0.01,
-            "normalisation not settled": _not_settled,
-        },
-    ),
-)
-
-_CHUNKS = {"chunks": [forms.array], "sent_bytes": [forms.size], "hops": [forms.size], "rounds": forms.size}
-_PREPARED = {
-    "replicas": forms.replicas,
-    **dict.fromkeys(("model_copies", "optimizer_copies"), [forms.count]),
-    "optimizer_built": forms.flag,
-    "first_shapes": [[forms.size]],
-    "examples": [forms.array],
-}
 _TRAINED = {
     "wanted_replicas": forms.replicas,
     "replicas": forms.count,
@@ -315,11 +282,31 @@ _TRAINED = {
     "losses": [forms.any_number],
     **dict.fromkeys(("accuracy", "commonest", "leaked"), forms.share),
 }
-QUESTIONS = (
-    forms.formed(REDUCE_SCATTER, _CHUNKS),
-    forms.formed(REPLICA_STEP, {"weights": forms.each_replica(forms.array), "losses": (forms.number,) * 2}),
-    forms.formed(PREPARE, _PREPARED),
-    forms.formed(LEARNING_RATE, {"rates": (forms.number,) * 5}),
-    forms.formed(ALL_REDUCE_SECONDS, {name: [forms.number] for name in probes.ALGORITHMS}),
-    forms.formed(OWN_RUN, _TRAINED),
+OWN_RUN = question(
+    name="q6",
+    title="Your model, your data, four replicas",
+    asks_for=("load_data", "train"),
+    probe=probes.probe_training,
+    form=_TRAINED,
+    targets=(
+        Target("the model trains on all replicas, with identical copies of every trained weight", _on_all_replicas),
+        Target("one optimizer step per global batch of 128", _full_global_batches),
+        Target("the last epoch's loss is below 0.8 of the first's", _loss_falls),
+        Target("test accuracy at least 20 points above the commonest class", _learned),
+        Target("no more than 1% of the test examples are also in the training data", _nothing_leaked),
+    ),
+    recognise={
+        "outside the scope": lambda answers, seed: answers["replicas"] == 1 < answers["wanted_replicas"],
+        "local batch of 128": lambda answers, seed: _steps_for_batch(
+            answers, probes.GLOBAL_BATCH * answers["wanted_replicas"]
+        ),
+        "batch divided by hand": lambda answers, seed: _steps_for_batch(
+            answers, probes.GLOBAL_BATCH // answers["wanted_replicas"]
+        ),
+        "examples held out": _some_held_out,
+        "tested on training data": lambda answers, seed: answers["leaked"] > 0.01,
+        "normalisation not settled": _not_settled,
+    },
 )
+
+QUESTIONS = (REDUCE_SCATTER, REPLICA_STEP, PREPARE, LEARNING_RATE, ALL_REDUCE_SECONDS, OWN_RUN)

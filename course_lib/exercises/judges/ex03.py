@@ -9,11 +9,11 @@ from itertools import chain
 
 import numpy as np
 
-from course_lib.exercises.judges import forms, known_mistakes, published
+from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.probes import ex03 as probes
-from course_lib.exercises.question import Question, Target
+from course_lib.exercises.question import Target
 
-ANSWERS = published.answers("03_multi_worker")
+question = question_maker.of("03_multi_worker")
 FLOAT32 = 1e-5  # relative: a dozen steps of sums over some tens of products in float32
 
 
@@ -85,12 +85,12 @@ def _order_and_place(answers, seed):
     return True
 
 
-TF_CONFIGS = Question(
+TF_CONFIGS = question(
     name="q1",
     title="Tell every task its place",
     asks_for=("tf_configs",),
     probe=probes.probe_tf_configs,
-    answer=ANSWERS["q1"],
+    form={"configs": [[(forms.text, forms.text, forms.anything)]]},
     targets=(
         Target("one text per task, JSON with the keys cluster and task", _one_text_each),
         Target("all tasks get the same cluster", _same_cluster),
@@ -98,7 +98,6 @@ TF_CONFIGS = Question(
         Target("every listed task has its own address, on its host, from first_port on", _one_address_each),
         Target("a task's index is its place in its own type's list", _order_and_place),
     ),
-    mistakes=known_mistakes.of("ex03", "q1"),
 )
 
 
@@ -185,12 +184,14 @@ def _not_in_scope(answers, seed):
     return any(text in answers["stopped"]["error"] for text in texts)
 
 
-TRAIN = Question(
+_OF_WORKER = {"weights": forms.array, "updates": forms.whole, str: forms.anything}
+_TRAINED = {"replicas": forms.whole, "losses": forms.array, "targets": forms.array, **_OF_WORKER}
+TRAIN = question(
     name="q2",
     title="Train on a cluster of two",
     asks_for=("train", "make_job"),
     probe=probes.probe_train,
-    answer=ANSWERS["q2"],
+    form={"workers": [_TRAINED]},
     takes_long=True,
     targets=(
         Target("two workers run, and each keeps two replicas in step", _two_in_step),
@@ -208,22 +209,18 @@ TRAIN = Question(
             lambda answers, seed: _off(answers, "losses", _one_device(seed)[1]),
         ),
     ),
-    mistakes=known_mistakes.of(
-        "ex03",
-        "q2",
-        recognise={
-            "model outside the scope": _not_in_scope,
-            "each alone": lambda answers, seed: [worker["replicas"] for worker in answers["workers"]] == [1, 1],
-            "every row twice": _every_row_twice,
-            "shuffled apart": lambda answers, seed: (
-                _all_examples(answers, seed) is not None and _each_once(answers, seed) is not True
-            ),
-            "global batch on each": lambda answers, seed: all(
-                2 * worker["updates"] == _updates_wanted(seed) for worker in answers["workers"]
-            ),
-            "local mean": _sum_of_means,
-        },
-    ),
+    recognise={
+        "model outside the scope": _not_in_scope,
+        "each alone": lambda answers, seed: [worker["replicas"] for worker in answers["workers"]] == [1, 1],
+        "every row twice": _every_row_twice,
+        "shuffled apart": lambda answers, seed: (
+            _all_examples(answers, seed) is not None and _each_once(answers, seed) is not True
+        ),
+        "global batch on each": lambda answers, seed: all(
+            2 * worker["updates"] == _updates_wanted(seed) for worker in answers["workers"]
+        ),
+        "local mean": _sum_of_means,
+    },
 )
 
 
@@ -302,34 +299,30 @@ def _own_orders(answers, seed):
     return right_number and _every_row_once(answers, seed) is not True
 
 
-ROWS_OF = Question(
+_ALONE = [[forms.whole]]
+_ROWS = {"rows": ([_ALONE], [_ALONE]), "again": ([_ALONE], [_ALONE]), "alone": (_ALONE, _ALONE)}
+ROWS_OF = question(
     name="q3",
     title="Share every batch out",
     asks_for=("rows_of",),
     probe=probes.probe_rows_of,
-    answer=ANSWERS["q3"],
+    form={"cases": [_ROWS]},
     targets=(
         Target("in every epoch each row is on one worker, once, the short last batch included", _every_row_once),
         Target("at each step all workers' rows together are the batch of a worker that is alone", _same_batches),
         Target("at no step two workers' numbers of rows differ by more than 1", _even),
         Target("each epoch has its own order, and the same call gives the same rows again", _new_order_each_epoch),
     ),
-    mistakes=known_mistakes.of(
-        "ex03",
-        "q3",
-        recognise={
-            "no seed": lambda answers, seed: any(answer["rows"] != answer["again"] for answer in answers["cases"]),
-            "short batch dropped": _short_batch_dropped,
-            "leftovers dropped": _even_exactly,
-            "own orders": _own_orders,
-            "one order": lambda answers, seed: all(
-                answer["alone"][0] == answer["alone"][1] for answer in answers["cases"]
-            ),
-            "epoch cut first": lambda answers, seed: (
-                _every_row_once(answers, seed) is True and _same_batches(answers, seed) is not True
-            ),
-        },
-    ),
+    recognise={
+        "no seed": lambda answers, seed: any(answer["rows"] != answer["again"] for answer in answers["cases"]),
+        "short batch dropped": _short_batch_dropped,
+        "leftovers dropped": _even_exactly,
+        "own orders": _own_orders,
+        "one order": lambda answers, seed: all(answer["alone"][0] == answer["alone"][1] for answer in answers["cases"]),
+        "epoch cut first": lambda answers, seed: (
+            _every_row_once(answers, seed) is True and _same_batches(answers, seed) is not True
+        ),
+    },
 )
 
 
@@ -430,12 +423,13 @@ def _after_an_epoch(answers, seed):
     return min(_reported(answers, attempt=1)) == probes.recovery_settings(seed)["dies_after"] // steps * steps + 1
 
 
-RECOVERY = Question(
+_REPORT = (forms.words("worker 0", "worker 1"), forms.size, forms.whole, forms.number)
+RECOVERY = question(
     name="q4",
     title="Lose a worker, and nothing else",
     asks_for=("train_through",),
     probe=probes.probe_recovery,
-    answer=ANSWERS["q4"],
+    form={"reports": [_REPORT], "restarts": forms.size, "workers": (_OF_WORKER, _OF_WORKER)},
     takes_long=True,
     targets=(
         Target(
@@ -447,18 +441,14 @@ RECOVERY = Question(
             "the optimizers count one update for each step of the run", lambda answers, seed: _count(answers, LAST_STEP)
         ),
     ),
-    mistakes=known_mistakes.of(
-        "ex03",
-        "q4",
-        recognise={
-            "another order": _other_order,
-            "state without a home": lambda answers, seed: _goes_on(answers, seed, first=1, state=0, batch=0),
-            "step forgotten": lambda answers, seed: _goes_on(answers, seed, first=1, state=_saved_step(seed), batch=0),
-            "saved once an epoch": _after_an_epoch,
-            "optimizer forgotten": _fresh_momentum,
-            "epoch again": _epoch_again,
-        },
-    ),
+    recognise={
+        "another order": _other_order,
+        "state without a home": lambda answers, seed: _goes_on(answers, seed, first=1, state=0, batch=0),
+        "step forgotten": lambda answers, seed: _goes_on(answers, seed, first=1, state=_saved_step(seed), batch=0),
+        "saved once an epoch": _after_an_epoch,
+        "optimizer forgotten": _fresh_momentum,
+        "epoch again": _epoch_again,
+    },
 )
 
 
@@ -493,30 +483,18 @@ def _no_smaller_one(answers, seed):
     return True
 
 
-LOCAL_BATCH = Question(
+LOCAL_BATCH = question(
     name="q5",
     title="Buy efficiency with a larger batch",
     asks_for=("smallest_local_batch",),
     probe=probes.probe_local_batch,
-    answer=ANSWERS["q5"],
+    form={"batches": [forms.number]},
     targets=(
         Target("the local batch is an int, 1 or more", _whole_batch),
         Target("with it the workers reach the wanted efficiency", _reaches),
         Target("with one example less they do not", _no_smaller_one),
     ),
-    mistakes=known_mistakes.of("ex03", "q5"),
 )
 
 
-_OF_WORKER = {"weights": forms.array, "updates": forms.whole, str: forms.anything}
-_TRAINED = {"replicas": forms.whole, "losses": forms.array, "targets": forms.array, **_OF_WORKER}
-_REPORT = (forms.words("worker 0", "worker 1"), forms.size, forms.whole, forms.number)
-_ALONE = [[forms.whole]]
-_ROWS = {"rows": ([_ALONE], [_ALONE]), "again": ([_ALONE], [_ALONE]), "alone": (_ALONE, _ALONE)}
-QUESTIONS = (
-    forms.formed(TF_CONFIGS, {"configs": [[(forms.text, forms.text, forms.anything)]]}),
-    forms.formed(TRAIN, {"workers": [_TRAINED]}),
-    forms.formed(ROWS_OF, {"cases": [_ROWS]}),
-    forms.formed(RECOVERY, {"reports": [_REPORT], "restarts": forms.size, "workers": (_OF_WORKER, _OF_WORKER)}),
-    forms.formed(LOCAL_BATCH, {"batches": [forms.number]}),
-)
+QUESTIONS = (TF_CONFIGS, TRAIN, ROWS_OF, RECOVERY, LOCAL_BATCH)

@@ -7,11 +7,11 @@ import math
 
 import numpy as np
 
-from course_lib.exercises.judges import forms, known_mistakes, published
+from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.probes import ex04 as probes
-from course_lib.exercises.question import Question, Target
+from course_lib.exercises.question import Target
 
-ANSWERS = published.answers("04_parameter_server")
+question = question_maker.of("04_parameter_server")
 FLOAT32 = 1e-5  # relative: some tens of additions to each number in float32
 # Servers add without a lock, so under load an addition to one row is lost now and then: seen once in 7 runs, 0.6% of
 # the largest number and 0.004% of the sum. A batch that is lost or applied twice changes the sum by 0.2% or more.
@@ -57,18 +57,17 @@ def _stale_by(read_again):
     return holds
 
 
-STALENESS = Question(
+STALENESS = question(
     name="q1",
     title="How stale is each update?",
     asks_for=("staleness_of",),
     probe=probes.probe_staleness,
-    answer=ANSWERS["q1"],
+    form={"staleness": [[forms.number]]},
     targets=(
         Target("one int per applied update, 0 or more", _one_number_each),
         Target("right for the updates of workers that read once", _stale_by(read_again=False)),
         Target("right for the updates of workers that were lost and read again", _stale_by(read_again=True)),
     ),
-    mistakes=known_mistakes.of("ex04", "q1"),
 )
 
 
@@ -127,12 +126,12 @@ def _used_counted(answers, seed):
     return True
 
 
-SERVER = Question(
+SERVER = question(
     name="q2",
     title="Build the server",
     asks_for=("Server",),
     probe=probes.probe_server,
-    answer=ANSWERS["q2"],
+    form={"runs": [{"weights": forms.array, "used": [forms.scalar], "updates": forms.number}]},
     targets=(
         Target(
             "apply uses a gradient that is stale by at most the bound, refuses others, and returns which", _bounds_kept
@@ -140,13 +139,9 @@ SERVER = Question(
         Target("after every turn the weights are right to 0.001%", _weights_served),
         Target("updates counts the gradients that were used", _used_counted),
     ),
-    mistakes=known_mistakes.of(
-        "ex04",
-        "q2",
-        recognise={
-            "says nothing": lambda answers, seed: all(used is None for run in answers["runs"] for used in run["used"])
-        },
-    ),
+    recognise={
+        "says nothing": lambda answers, seed: all(used is None for run in answers["runs"] for used in run["used"])
+    },
 )
 
 
@@ -201,12 +196,14 @@ def _table_joined(answers, seed):
     return _rows_found(answers, seed) is True and answers["lookups"][0]["read_whole"] > 1
 
 
-TABLE = Question(
+_LOOKUP = {"found": forms.array, "touched": [forms.size], "read_whole": forms.size}
+_TABLE = {"shards": [(forms.flag, forms.text, forms.array)], "lookups": forms.either([_LOOKUP], forms.nothing)}
+TABLE = question(
     name="q3",
     title="Cut a table, and leave it where it is",
     asks_for=("cut_table", "look_up"),
     probe=probes.probe_table,
-    answer=ANSWERS["q3"],
+    form={"devices": forms.devices, **_TABLE},
     targets=(
         Target("one variable on each device, in order", _one_each),
         Target("one below the other, the shards are the table: nothing twice, nothing missing", _whole_table),
@@ -214,16 +211,12 @@ TABLE = Question(
         Target("look_up gives the rows asked for, in that order", _rows_found),
         Target("of all shards together no more rows are taken than numbers are asked for", _rows_alone),
     ),
-    mistakes=known_mistakes.of(
-        "ex04",
-        "q3",
-        recognise={
-            "no variables": lambda answers, seed: not any(variable for variable, _, _ in answers["shards"]),
-            "all on one device": lambda answers, seed: len({device for _, device, _ in answers["shards"]}) == 1,
-            "table joined": _table_joined,
-            "the table's numbers": lambda answers, seed: "is not in [0," in answers["stopped"]["error"],
-        },
-    ),
+    recognise={
+        "no variables": lambda answers, seed: not any(variable for variable, _, _ in answers["shards"]),
+        "all on one device": lambda answers, seed: len({device for _, device, _ in answers["shards"]}) == 1,
+        "table joined": _table_joined,
+        "the table's numbers": lambda answers, seed: "is not in [0," in answers["stopped"]["error"],
+    },
 )
 
 
@@ -282,12 +275,14 @@ def _summed(answers, seed):
     return _is_table(answers["table"], _table_after(settings, batches)) is True
 
 
-TRAIN = Question(
+_TRAINED = {"counted": forms.number, "table": forms.array, str: forms.anything}
+_TASKS = {"tasks": (forms.whole, forms.whole), "shards": [(forms.text, forms.size)], "staleness": [forms.distance]}
+TRAIN = question(
     name="q4",
     title="Train on two servers",
     asks_for=("train", "make_job"),
     probe=probes.probe_train,
-    answer=ANSWERS["q4"],
+    form={**_TASKS, **_TRAINED},
     takes_long=True,
     targets=(
         Target("two workers and two servers", _two_and_two),
@@ -299,24 +294,20 @@ TRAIN = Question(
         Target(TABLE_IS_RIGHT, _each_applied_once),
         Target("workers overlap: some updates are stale", _asynchronous),
     ),
-    mistakes=known_mistakes.of(
-        "ex04",
-        "q4",
-        recognise={
-            "model outside the scope": lambda answers, seed: (
-                not any(server.startswith("ps") for server, _ in answers["shards"])
-            ),
-            "not waited for": lambda answers, seed: (
-                answers["counted"] < probes.UPDATES and _each_applied_once(answers, seed) is not True
-            ),
-            "not cut": lambda answers, seed: len(answers["shards"]) == 1,
-            "lost counts": lambda answers, seed: (
-                answers["counted"] < probes.UPDATES and _each_applied_once(answers, seed) is True
-            ),
-            "in turns": lambda answers, seed: not any(answers["staleness"]),
-            "summed": _summed,
-        },
-    ),
+    recognise={
+        "model outside the scope": lambda answers, seed: (
+            not any(server.startswith("ps") for server, _ in answers["shards"])
+        ),
+        "not waited for": lambda answers, seed: (
+            answers["counted"] < probes.UPDATES and _each_applied_once(answers, seed) is not True
+        ),
+        "not cut": lambda answers, seed: len(answers["shards"]) == 1,
+        "lost counts": lambda answers, seed: (
+            answers["counted"] < probes.UPDATES and _each_applied_once(answers, seed) is True
+        ),
+        "in turns": lambda answers, seed: not any(answers["staleness"]),
+        "summed": _summed,
+    },
 )
 
 
@@ -364,12 +355,12 @@ def _counter_again(answers, seed):
     return answers["counted"] == probes.RUN - _saved(seed) and _applied_through(answers, seed) is True
 
 
-RECOVERY = Question(
+RECOVERY = question(
     name="q5",
     title="Lose the server, and nothing else",
     asks_for=("train_through",),
     probe=probes.probe_recovery,
-    answer=ANSWERS["q5"],
+    form={"reports": [(forms.whole, forms.number)], **_TRAINED},
     takes_long=True,
     targets=(
         Target("after the kill the run goes on after the last save", _goes_on_after_the_save),
@@ -379,18 +370,14 @@ RECOVERY = Question(
         ),
         Target(TABLE_IS_RIGHT, _applied_through),
     ),
-    mistakes=known_mistakes.of(
-        "ex04",
-        "q5",
-        recognise={
-            "nobody killed": lambda answers, seed: answers["stopped"]["error"] == probes.NOBODY_DIED,
-            "counter forgotten": _counter_again,
-            "state without a home": lambda answers, seed: _began(answers, seed, 0, (0, probes.RUN)),
-            "all batches again": lambda answers, seed: _began(answers, seed, 0, (0, _saved(seed)), (0, probes.RUN)),
-            "table forgotten": lambda answers, seed: _began(answers, seed, _saved(seed), (_saved(seed), probes.RUN)),
-            "saved too often": _saved_too_often,
-        },
-    ),
+    recognise={
+        "nobody killed": lambda answers, seed: answers["stopped"]["error"] == probes.NOBODY_DIED,
+        "counter forgotten": _counter_again,
+        "state without a home": lambda answers, seed: _began(answers, seed, 0, (0, probes.RUN)),
+        "all batches again": lambda answers, seed: _began(answers, seed, 0, (0, _saved(seed)), (0, probes.RUN)),
+        "table forgotten": lambda answers, seed: _began(answers, seed, _saved(seed), (_saved(seed), probes.RUN)),
+        "saved too often": _saved_too_often,
+    },
 )
 
 
@@ -436,31 +423,19 @@ def _no_fewer(answers, seed):
     return True
 
 
-SERVERS = Question(
+SERVERS = question(
     name="q6",
     title="How many servers?",
     asks_for=("servers_needed",),
     probe=probes.probe_servers,
-    answer=ANSWERS["q6"],
+    form={"servers": [forms.number]},
     targets=(
         Target("the number of servers is an int, 1 or more", _whole_servers),
         Target("their memories hold the parameters and the optimizer's slots", _enough(part=0)),
         Target("no link carries more than it can", _enough(part=1)),
         Target("with one server less, where that leaves any, one of the two fails", _no_fewer),
     ),
-    mistakes=known_mistakes.of("ex04", "q6"),
 )
 
 
-_LOOKUP = {"found": forms.array, "touched": [forms.size], "read_whole": forms.size}
-_TABLE = {"shards": [(forms.flag, forms.text, forms.array)], "lookups": forms.either([_LOOKUP], forms.nothing)}
-_TRAINED = {"counted": forms.number, "table": forms.array, str: forms.anything}
-_TASKS = {"tasks": (forms.whole, forms.whole), "shards": [(forms.text, forms.size)], "staleness": [forms.distance]}
-QUESTIONS = (
-    forms.formed(STALENESS, {"staleness": [[forms.number]]}),
-    forms.formed(SERVER, {"runs": [{"weights": forms.array, "used": [forms.scalar], "updates": forms.number}]}),
-    forms.formed(TABLE, {"devices": forms.devices, **_TABLE}),
-    forms.formed(TRAIN, {**_TASKS, **_TRAINED}),
-    forms.formed(RECOVERY, {"reports": [(forms.whole, forms.number)], **_TRAINED}),
-    forms.formed(SERVERS, {"servers": [forms.number]}),
-)
+QUESTIONS = (STALENESS, SERVER, TABLE, TRAIN, RECOVERY, SERVERS)

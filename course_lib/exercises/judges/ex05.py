@@ -9,13 +9,13 @@ from collections import Counter
 import numpy as np
 
 from course_lib import tpu
-from course_lib.exercises.judges import forms, known_mistakes, published
+from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.probes import ex05 as probes
 from course_lib.exercises.probes.cases import REFUSED
-from course_lib.exercises.question import Question, Target
+from course_lib.exercises.question import Target
 
-ANSWERS = published.answers("05_tpu")
+question = question_maker.of("05_tpu")
 FLOAT32 = 1e-5  # relative: a mean of a hundred numbers in float32
 
 
@@ -123,33 +123,30 @@ def _ragged(answers, seed):
     return max(rows) == batch and min(rows) < batch and lengths <= buckets
 
 
-FEW_SHAPES = Question(
+FEW_SHAPES = question(
     name="q1",
     title="Remove the recompilation",
     asks_for=("make_batches", "mean_loss"),
     probe=probes.probe_batches,
-    answer=ANSWERS["q1"],
+    form=dict.fromkeys(("tokens", "weights", "gradients"), [forms.array])
+    | {"compilations": forms.count, "losses": [forms.number]},
     targets=(
         Target("every example is there once, with weight 1, and everything else has weight 0", _nothing_lost),
         Target("JAX compiles at most once for each bucket", _few_compilations),
         Target("no more padding than shortest buckets and one unfilled batch of each need", _little_padding),
         Target("each batch's loss and gradient equal those without padding, to 0.001%", _as_unpadded),
     ),
-    mistakes=known_mistakes.of(
-        "ex05",
-        "q1",
-        recognise={
-            "zero taken for padding": lambda answers, seed: all(
-                np.array_equal(t != 0, w != 0) for t, w in zip(answers["tokens"], answers["weights"], strict=True)
-            ),
-            "copies as filling": lambda answers, seed: bool(_repeated(answers, seed)) and not _missing(answers, seed),
-            "remainder dropped": lambda answers, seed: bool(_missing(answers, seed)) and not _repeated(answers, seed),
-            "longest of each batch": _to_longest_of_batch,
-            "last batch shorter": _ragged,
-            "mean over all positions": lambda answers, seed: _worst(answers, seed, _over_positions) <= FLOAT32,
-            "mean of means": lambda answers, seed: _worst(answers, seed, _over_rows) <= FLOAT32,
-        },
-    ),
+    recognise={
+        "zero taken for padding": lambda answers, seed: all(
+            np.array_equal(t != 0, w != 0) for t, w in zip(answers["tokens"], answers["weights"], strict=True)
+        ),
+        "copies as filling": lambda answers, seed: bool(_repeated(answers, seed)) and not _missing(answers, seed),
+        "remainder dropped": lambda answers, seed: bool(_missing(answers, seed)) and not _repeated(answers, seed),
+        "longest of each batch": _to_longest_of_batch,
+        "last batch shorter": _ragged,
+        "mean over all positions": lambda answers, seed: _worst(answers, seed, _over_positions) <= FLOAT32,
+        "mean of means": lambda answers, seed: _worst(answers, seed, _over_rows) <= FLOAT32,
+    },
 )
 
 
@@ -205,12 +202,24 @@ def _wide_result_travels(answers, seed):
     return _WHOLE not in (up, down) and answers["chosen"]["layout"] == "data" and (up, down) != (_COLUMNS, _ROWS)
 
 
-FITS = Question(
+_AXES = [forms.either(forms.text, forms.nothing)]
+_CHOSEN = {
+    "chosen": {"mesh": {str: forms.count}, "layout": forms.text, "shards": {str: _AXES}},
+    "axes": dict.fromkeys(probes.KERNELS, _AXES),
+    "compiled": forms.flag,
+}
+_COMPILED = {
+    "fits": forms.flag,
+    "verdict": forms.text,
+    "state_bytes": forms.whole,
+    "seconds": {"compute": forms.distance, "interconnect": forms.distance, str: forms.distance},
+}
+FITS = question(
     name="q2",
     title="Make it fit",
     asks_for=("chip_layout",),
     probe=probes.probe_fit,
-    answer=ANSWERS["q2"],
+    form=forms.either(_CHOSEN, _CHOSEN | _COMPILED),
     takes_long=True,
     targets=(
         Target("the TPU compiler fits the step into the 16 GiB of each chip", _fits),
@@ -219,21 +228,15 @@ FITS = Question(
             _sends_little,
         ),
     ),
-    mistakes=known_mistakes.of(
-        "ex05",
-        "q2",
-        recognise={
-            "key matches nothing": lambda answers, seed: (
-                "matches none of" in answers.get("stopped", {}).get("error", "")
-            ),
-            "copies everywhere": _nothing_cut("data"),
-            "fsdp alone": _nothing_cut("fsdp"),
-            "order of the cuts": _wide_result_travels,
-            "model axis too short": lambda answers, seed: (
-                _kernel_axes(answers) == (_COLUMNS, _ROWS) and answers["chosen"]["mesh"]["model"] == 2
-            ),
-        },
-    ),
+    recognise={
+        "key matches nothing": lambda answers, seed: "matches none of" in answers.get("stopped", {}).get("error", ""),
+        "copies everywhere": _nothing_cut("data"),
+        "fsdp alone": _nothing_cut("fsdp"),
+        "order of the cuts": _wide_result_travels,
+        "model axis too short": lambda answers, seed: (
+            _kernel_axes(answers) == (_COLUMNS, _ROWS) and answers["chosen"]["mesh"]["model"] == 2
+        ),
+    },
 )
 
 
@@ -290,18 +293,18 @@ def _width_or_error(case, got, wanted):
         return "raises ValueError" if got == REFUSED else f"is {got}"
 
 
-TILES = Question(
+_REFUSED = forms.words(REFUSED)
+TILES = question(
     name="q3",
     title="What a matrix takes in tiles",
     asks_for=("stored_bytes", "widest"),
     probe=probes.probe_tiles,
-    answer=ANSWERS["q3"],
+    form={"bytes": [forms.number], "widths": [forms.either(forms.number, _REFUSED)]},
     targets=(
         Target("every matrix's bytes as the chip stores it, to the byte", _bytes_exact),
         Target("the largest width with which two kernels stay within the budget", _each_width(_another_width)),
         Target("a ValueError where no width of 8 or more does, and only there", _each_width(_width_or_error)),
     ),
-    mistakes=known_mistakes.of("ex05", "q3"),
 )
 
 
@@ -407,12 +410,12 @@ def _fewer_steps(answers, seed):
     return all(got[1] == wanted[1] for got, wanted in pairs) and any(got[0] < wanted[0] for got, wanted in pairs)
 
 
-HOSTS = Question(
+HOSTS = question(
     name="q4",
     title="Which host reads what",
     asks_for=("host_examples",),
     probe=probes.probe_hosts,
-    answer=ANSWERS["q4"],
+    form={"read": [[forms.array]], "again": forms.array, "next_epoch": forms.array},
     targets=(
         Target("on every host as many steps, and in each the rows that its chips compute", _shapes_right),
         Target("chips that compute the same part of the batch get the same examples", _needs_shapes(_copies_agree)),
@@ -420,18 +423,14 @@ HOSTS = Question(
         Target("the same global batches, row for row, on any number of hosts", _needs_shapes(_same_on_all)),
         Target("asked again the same order, and in the next epoch another", _order_right),
     ),
-    mistakes=known_mistakes.of(
-        "ex05",
-        "q4",
-        recognise={
-            "model axis forgotten": _shares_of_hosts,
-            "a share for each host": _fewer_steps,
-            "shuffled on each host": lambda answers, seed: (
-                _shapes_right(answers, seed) is True and _each_once(answers, seed) is not True
-            ),
-            "same order in each epoch": lambda answers, seed: np.array_equal(answers["again"], answers["next_epoch"]),
-        },
-    ),
+    recognise={
+        "model axis forgotten": _shares_of_hosts,
+        "a share for each host": _fewer_steps,
+        "shuffled on each host": lambda answers, seed: (
+            _shapes_right(answers, seed) is True and _each_once(answers, seed) is not True
+        ),
+        "same order in each epoch": lambda answers, seed: np.array_equal(answers["again"], answers["next_epoch"]),
+    },
 )
 
 
@@ -466,43 +465,19 @@ def _most_chips(answers, seed):
     return True
 
 
-SLICES = Question(
+_SLICE = dict.fromkeys(("chips", "sent_bytes", "chip_batch"), forms.number)
+SLICES = question(
     name="q5",
     title="How many chips are worth it",
     asks_for=("best_slice",),
     probe=probes.probe_slices,
-    answer=ANSWERS["q5"],
+    form={"slices": [_SLICE | {str: forms.anything}]},
     targets=(
         Target("the bytes that each chip sends for the gradients, to the byte", _plan_is("sent_bytes", 1)),
         Target("the fewest rows on a chip that hide the sending", _plan_is("chip_batch", 0)),
         Target("the largest slice whose global batch is allowed", _most_chips),
     ),
-    mistakes=known_mistakes.of("ex05", "q5"),
 )
 
 
-_AXES = [forms.either(forms.text, forms.nothing)]
-_CHOSEN = {
-    "chosen": {"mesh": {str: forms.count}, "layout": forms.text, "shards": {str: _AXES}},
-    "axes": dict.fromkeys(probes.KERNELS, _AXES),
-    "compiled": forms.flag,
-}
-_COMPILED = {
-    "fits": forms.flag,
-    "verdict": forms.text,
-    "state_bytes": forms.whole,
-    "seconds": {"compute": forms.distance, "interconnect": forms.distance, str: forms.distance},
-}
-_SLICE = dict.fromkeys(("chips", "sent_bytes", "chip_batch"), forms.number)
-_REFUSED = forms.words(REFUSED)
-QUESTIONS = (
-    forms.formed(
-        FEW_SHAPES,
-        dict.fromkeys(("tokens", "weights", "gradients"), [forms.array])
-        | {"compilations": forms.count, "losses": [forms.number]},
-    ),
-    forms.formed(FITS, forms.either(_CHOSEN, _CHOSEN | _COMPILED)),
-    forms.formed(TILES, {"bytes": [forms.number], "widths": [forms.either(forms.number, _REFUSED)]}),
-    forms.formed(HOSTS, {"read": [[forms.array]], "again": forms.array, "next_epoch": forms.array}),
-    forms.formed(SLICES, {"slices": [_SLICE | {str: forms.anything}]}),
-)
+QUESTIONS = (FEW_SHAPES, FITS, TILES, HOSTS, SLICES)

@@ -9,13 +9,13 @@ import numpy as np
 
 from course_lib import pipeline
 from course_lib.errors import CourseError
-from course_lib.exercises.judges import forms, known_mistakes, published
+from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.probes import ex06 as probes
 from course_lib.exercises.probes.cases import REFUSED
-from course_lib.exercises.question import Question, Target
+from course_lib.exercises.question import Target
 
-ANSWERS = published.answers("06_model_parallelism")
+question = question_maker.of("06_model_parallelism")
 FLOAT32 = 1e-5  # relative: sums of a dozen products in float32
 
 
@@ -133,12 +133,17 @@ def _no_gradient_before_the_boundary(answers, seed):
     return all(missing[:first]) and not any(missing[first:])
 
 
-PLACEMENT = Question(
+_RUN = {
+    "variables": [[forms.whole]],
+    "gradients": [forms.either(forms.array, forms.nothing)],
+    "products": [(forms.whole, forms.text, forms.whole)],
+}
+PLACEMENT = question(
     name="q1",
     title="Two devices, and the proof",
     asks_for=("place", "gradients"),
     probe=probes.probe_placement,
-    answer=ANSWERS["q1"],
+    form={"runs": (_RUN, _RUN)},
     targets=(
         Target(
             "every variable of stage 0 is on the first device, of stage 1 on the second", _in_both_runs(_weights_placed)
@@ -147,23 +152,19 @@ PLACEMENT = Question(
         Target("every matrix product of the backward pass runs on its stage's device", _in_both_runs(_backward_misses)),
         Target("the gradients equal one device's, to 0.001%", _in_both_runs(_gradients_off)),
     ),
-    mistakes=known_mistakes.of(
-        "ex06",
-        "q1",
-        recognise={
-            "through NumPy": lambda answers, seed: (
-                "has no attribute 'numpy'" in answers.get("stopped", {}).get("error", "")
-            ),
-            "boundary cut": _no_gradient_before_the_boundary,
-            "boundary gradient missing": _without_the_loss,
-            "usual snippet": lambda answers, seed: all(
-                len({one[2] for one in run["products"]}) == 1 for run in answers["runs"]
-            ),
-            "stages computed twice": _more_than_once,
-            "backward on one device": _backward_on_one,
-            "right by luck": _by_luck,
-        },
-    ),
+    recognise={
+        "through NumPy": lambda answers, seed: (
+            "has no attribute 'numpy'" in answers.get("stopped", {}).get("error", "")
+        ),
+        "boundary cut": _no_gradient_before_the_boundary,
+        "boundary gradient missing": _without_the_loss,
+        "usual snippet": lambda answers, seed: all(
+            len({one[2] for one in run["products"]}) == 1 for run in answers["runs"]
+        ),
+        "stages computed twice": _more_than_once,
+        "backward on one device": _backward_on_one,
+        "right by luck": _by_luck,
+    },
 )
 
 
@@ -220,12 +221,13 @@ def _given(wrong):
     return _no_count(lambda case, got: got != REFUSED and wrong(case, got))
 
 
-MICRO_BATCHES = Question(
+_REFUSED = forms.words(REFUSED)
+MICRO_BATCHES = question(
     name="q2",
     title="How many micro-batches?",
     asks_for=("choose_micro_batches",),
     probe=probes.probe_micro_batches,
-    answer=ANSWERS["q2"],
+    form={"counts": [forms.either(forms.number, _REFUSED)]},
     targets=(
         Target("the micro-batches divide the batch", _given(_not_divided)),
         Target("the bubble is at most the given share", _given(_bubble_too_large)),
@@ -239,7 +241,6 @@ MICRO_BATCHES = Question(
             _no_count(lambda case, got: REFUSED not in (got, _smallest(case)) and got > _smallest(case)),
         ),
     ),
-    mistakes=known_mistakes.of("ex06", "q2"),
 )
 
 
@@ -292,18 +293,17 @@ def _holds_too_much(p, m, timeline):
             return f"with {m} micro-batches, stage {stage} of {p} holds {held}, and {allowed} would do"
 
 
-ONE_FORWARD_ONE_BACKWARD = Question(
+ONE_FORWARD_ONE_BACKWARD = question(
     name="q3",
     title="Write 1F1B",
     asks_for=("order_of",),
     probe=probes.probe_orders,
-    answer=ANSWERS["q3"],
+    form={"orders": [[[forms.text]]]},
     targets=(
         Target("the stages' orders work together: all work is done once, and no stages wait for each other", _legal),
         Target("a bubble of (p-1)/(m+p-1), if a backward takes two forwards", _each_timeline(_too_idle)),
         Target("stage s holds at most min(m, p-s) micro-batches", _each_timeline(_holds_too_much)),
     ),
-    mistakes=known_mistakes.of("ex06", "q3"),
 )
 
 
@@ -379,12 +379,12 @@ def _not_the_best(case, parts):
     return got > best * (1 + 1e-9) and f"your slowest takes {got / best:.1%} of what it could"
 
 
-BALANCE = Question(
+BALANCE = question(
     name="q4",
     title="Balance, within a memory",
     asks_for=("cut_layers",),
     probe=probes.probe_balance,
-    answer=ANSWERS["q4"],
+    form={"cuts": [forms.either([[forms.size]], _REFUSED)]},
     targets=(
         Target(
             "every stage is a run of 1 or more neighbouring layers, in order, every layer once",
@@ -394,7 +394,7 @@ BALANCE = Question(
         Target("a ValueError where no cut fits, and only there", _cut_or_error),
         Target("the slowest stage takes as few seconds as it can", _each_cut(_not_the_best)),
     ),
-    mistakes=known_mistakes.of("ex06", "q4", wrong={"equal numbers": _equal_numbers, "greedy": _greedy}),
+    wrong={"equal numbers": _equal_numbers, "greedy": _greedy},
 )
 
 
@@ -453,32 +453,19 @@ def _kept_too_long(run, order, stage, gradient):
     return f"{run['held']} are" if run["held"] > 1 else ""
 
 
-ONE_STAGE = Question(
+_STAGE_RUN = {"calls": [forms.text], "sent": {str: forms.array}, "gradients": [forms.array], "held": forms.size}
+ONE_STAGE = question(
     name="q5",
     title="Run one stage",
     asks_for=("run_stage",),
     probe=probes.probe_stage,
-    answer=ANSWERS["q5"],
+    form={"runs": [_STAGE_RUN]},
     targets=(
         Target("each piece of work in the order given: received, computed, sent", _each_run(_other_calls)),
         Target("what is sent equals one device's, micro-batch by micro-batch, to 0.001%", _each_run(_sent_wrong)),
         Target("the gradients equal those of the whole batch's mean loss, to 0.001%", _each_run(_gradient_wrong)),
         Target("of the micro-batches that have gone backward, at most one is still held", _each_run(_kept_too_long)),
     ),
-    mistakes=known_mistakes.of("ex06", "q5"),
 )
 
-_REFUSED = forms.words(REFUSED)
-_RUN = {
-    "variables": [[forms.whole]],
-    "gradients": [forms.either(forms.array, forms.nothing)],
-    "products": [(forms.whole, forms.text, forms.whole)],
-}
-_STAGE_RUN = {"calls": [forms.text], "sent": {str: forms.array}, "gradients": [forms.array], "held": forms.size}
-QUESTIONS = (
-    forms.formed(PLACEMENT, {"runs": (_RUN, _RUN)}),
-    forms.formed(MICRO_BATCHES, {"counts": [forms.either(forms.number, _REFUSED)]}),
-    forms.formed(ONE_FORWARD_ONE_BACKWARD, {"orders": [[[forms.text]]]}),
-    forms.formed(BALANCE, {"cuts": [forms.either([[forms.size]], _REFUSED)]}),
-    forms.formed(ONE_STAGE, {"runs": [_STAGE_RUN]}),
-)
+QUESTIONS = (PLACEMENT, MICRO_BATCHES, ONE_FORWARD_ONE_BACKWARD, BALANCE, ONE_STAGE)

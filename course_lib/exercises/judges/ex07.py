@@ -8,13 +8,13 @@ import re
 
 import numpy as np
 
-from course_lib.exercises.judges import forms, known_mistakes, published
+from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.probes import ex07 as probes
 from course_lib.exercises.probes.cases import REFUSED
-from course_lib.exercises.question import Question, Target
+from course_lib.exercises.question import Target
 
-ANSWERS = published.answers("07_tensor_parallelism_and_sharding")
+question = question_maker.of("07_tensor_parallelism_and_sharding")
 FLOAT32 = 1e-5  # relative: sums of a dozen products in float32
 
 
@@ -59,18 +59,22 @@ FUSED_SHARDS = "[np.concatenate(parts, axis=1) for parts in zip(*thirds)]"
 MERGED_SIDE_BY_SIDE = {"np.concatenate(thirds, axis=1)": "np.concatenate(fused_shards, axis=1)"}
 
 
-HEADS = Question(
+_BLOCK = {
+    "shapes": [([forms.whole], [forms.whole])],
+    "total": forms.either(forms.array, forms.nothing),
+    "merged": forms.either([forms.array], forms.nothing),
+}
+HEADS = question(
     name="q1",
     title="Cut attention by heads",
     asks_for=("cut_attention", "merge_attention"),
     probe=probes.probe_heads,
-    answer=ANSWERS["q1"],
+    form={"blocks": [_BLOCK]},
     targets=(
         Target("every device holds 1/N of both kernels", _a_part_each),
         Target("the devices' outputs add up to one device's, to 0.001%", _sums_to_one_device),
         Target("merging gives back both kernels, number for number", _merged_again),
     ),
-    mistakes=known_mistakes.of("ex07", "q1"),
 )
 
 
@@ -134,12 +138,13 @@ def _little_backward(answers, seed):
     return got <= wanted or f"yours sums {got} numbers along data, and a device's kernel and bias have {wanted}"
 
 
-ROW_PARALLEL = Question(
+_SUMS = [(forms.text, [forms.whole])]
+ROW_PARALLEL = question(
     name="q2",
     title="Row-parallel, forward and backward",
     asks_for=("forward", "backward"),
     probe=probes.probe_row_parallel,
-    answer=ANSWERS["q2"],
+    form={**dict.fromkeys(("y", "x", "kernel", "bias"), forms.array), "sums": {"forward": _SUMS, "backward": _SUMS}},
     targets=(
         Target("every device's y equals its rows of one device's, to 0.001%", _is_one_device("y", _y)),
         Target("x's gradient: each device's part, to 0.001%", _is_one_device("x", _x_gradient)),
@@ -148,7 +153,6 @@ ROW_PARALLEL = Question(
         Target("forward sums y along model, and nothing else", _little_forward),
         Target("backward sums nothing along model; along data no more than kernel and bias", _little_backward),
     ),
-    mistakes=known_mistakes.of("ex07", "q2"),
 )
 
 
@@ -191,18 +195,17 @@ def _idle(over):
     return holds
 
 
-LAYOUTS = Question(
+LAYOUTS = question(
     name="q3",
     title="Find the keys that cut nothing",
     asks_for=("covered",),
     probe=probes.probe_coverage,
-    answer=ANSWERS["q3"],
+    form={"held": [{str: [forms.number]}], "idle": [[forms.text]]},
     targets=(
         Target("every variable's shape on a device, as Keras 3.15 places it", _held_right),
         Target("every key that cuts nothing is named", _idle(over=False)),
         Target("no key that cuts something is named", _idle(over=True)),
     ),
-    mistakes=known_mistakes.of("ex07", "q3"),
 )
 
 
@@ -245,12 +248,18 @@ def _uncut(answers, pattern):
     return bool(left) and all(re.fullmatch(pattern, path) for path in left)
 
 
-TRANSFORMER = Question(
+_TRAINED = {
+    "bytes_alone": forms.whole,
+    "bytes_held": (forms.count,) * math.prod(probes.MESH),
+    "axes": {str: [forms.text]},
+    "off": forms.distance,
+}
+TRANSFORMER = question(
     name="q4",
     title="A transformer in a seventh of the memory",
     asks_for=("layout_keys",),
     probe=probes.probe_layout,
-    answer=ANSWERS["q4"],
+    form=_TRAINED,
     takes_long=True,
     targets=(
         Target(f"weights and momentum on each device: at most 1/{probes.SHARE} of one device's", _fits),
@@ -259,20 +268,16 @@ TRANSFORMER = Question(
         ),
         Target("a training step changes the weights as on one device, to 0.001%", _equals_one_device),
     ),
-    mistakes=known_mistakes.of(
-        "ex07",
-        "q4",
-        recognise={
-            "a part of the path": _said("matches only a part of"),
-            "two keys for one variable": _said("layout keys"),
-            "model axis alone": lambda answers, seed: set().union(*answers["axes"].values()) - {""} == {"model"},
-            "tables whole": lambda answers, seed: _uncut(answers, ".*embeddings"),
-            "one block alone": lambda answers, seed: _uncut(answers, r"block1_.*") or _uncut(answers, r"block2_.*"),
-            "columns everywhere": lambda answers, seed: (
-                _fits(answers, seed) is True and _tensor_parallel(answers, seed) is not True
-            ),
-        },
-    ),
+    recognise={
+        "a part of the path": _said("matches only a part of"),
+        "two keys for one variable": _said("layout keys"),
+        "model axis alone": lambda answers, seed: set().union(*answers["axes"].values()) - {""} == {"model"},
+        "tables whole": lambda answers, seed: _uncut(answers, ".*embeddings"),
+        "one block alone": lambda answers, seed: _uncut(answers, r"block1_.*") or _uncut(answers, r"block2_.*"),
+        "columns everywhere": lambda answers, seed: (
+            _fits(answers, seed) is True and _tensor_parallel(answers, seed) is not True
+        ),
+    },
 )
 
 
@@ -305,19 +310,19 @@ def _bytes_right(part):
     return holds
 
 
-ZERO = Question(
+_BYTES = dict.fromkeys(("parameters", "gradients", "optimizer", "peak"), forms.number)
+ZERO = question(
     name="q5",
     title="Bytes under ZeRO",
     asks_for=("device_bytes",),
     probe=probes.probe_bytes,
-    answer=ANSWERS["q5"],
+    form={"bytes": [_BYTES | {str: forms.anything}]},
     targets=(
         Target("the parameters' bytes on a device, at every stage, to the byte", _bytes_right("parameters")),
         Target("the gradients' bytes, to the byte", _bytes_right("gradients")),
         Target("the optimizer's bytes, to the byte", _bytes_right("optimizer")),
         Target("the peak, with the layer that is gathered, to the byte", _bytes_right("peak")),
     ),
-    mistakes=known_mistakes.of("ex07", "q5"),
 )
 
 
@@ -369,42 +374,18 @@ def _another_mesh(case, mesh, best):
     return REFUSED not in (mesh, best) and mesh != best and _described(case, mesh)
 
 
-MESHES = Question(
+MESHES = question(
     name="q6",
     title="Choose a mesh",
     asks_for=("choose_mesh",),
     probe=probes.probe_mesh,
-    answer=ANSWERS["q6"],
+    form={"meshes": [forms.either([forms.number], forms.words(REFUSED))]},
     targets=(
         Target("data times model is the number of devices", _each_mesh(_other_product)),
         Target("a mesh where one is allowed and fits; a ValueError where none is", _each_mesh(_mesh_or_error)),
         Target("the smallest model axis that is allowed and fits", _each_mesh(_another_mesh)),
     ),
-    mistakes=known_mistakes.of("ex07", "q6"),
 )
 
 
-_SUMS = [(forms.text, [forms.whole])]
-_BYTES = dict.fromkeys(("parameters", "gradients", "optimizer", "peak"), forms.number)
-_BLOCK = {
-    "shapes": [([forms.whole], [forms.whole])],
-    "total": forms.either(forms.array, forms.nothing),
-    "merged": forms.either([forms.array], forms.nothing),
-}
-_TRAINED = {
-    "bytes_alone": forms.whole,
-    "bytes_held": (forms.count,) * math.prod(probes.MESH),
-    "axes": {str: [forms.text]},
-    "off": forms.distance,
-}
-QUESTIONS = (
-    forms.formed(HEADS, {"blocks": [_BLOCK]}),
-    forms.formed(
-        ROW_PARALLEL,
-        {**dict.fromkeys(("y", "x", "kernel", "bias"), forms.array), "sums": {"forward": _SUMS, "backward": _SUMS}},
-    ),
-    forms.formed(LAYOUTS, {"held": [{str: [forms.number]}], "idle": [[forms.text]]}),
-    forms.formed(TRANSFORMER, _TRAINED),
-    forms.formed(ZERO, {"bytes": [_BYTES | {str: forms.anything}]}),
-    forms.formed(MESHES, {"meshes": [forms.either([forms.number], forms.words(REFUSED))]}),
-)
+QUESTIONS = (HEADS, ROW_PARALLEL, LAYOUTS, TRANSFORMER, ZERO, MESHES)

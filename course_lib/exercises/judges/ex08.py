@@ -7,14 +7,14 @@ import math
 
 import numpy as np
 
-from course_lib.exercises.judges import forms, known_mistakes, published
+from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.probes import ex08 as probes
 from course_lib.exercises.probes import ex08_memory as memory_probe
 from course_lib.exercises.probes.cases import REFUSED
-from course_lib.exercises.question import Question, Target
+from course_lib.exercises.question import Target
 
-ANSWERS = published.answers("08_gradient_accumulation")
+question = question_maker.of("08_gradient_accumulation")
 FLOAT32 = 1e-5  # relative: a dozen products and sums in float32
 CONVOLUTION = 1e-4  # relative: sums over all pixels of a thousand images, in another order
 MEMORY_SLACK = 1.15  # of q3's limit
@@ -53,18 +53,17 @@ def _left_as_given(answers, seed):
     return all(answer["unchanged"] for answer in answers["streams"]) or "they hold other numbers after your call"
 
 
-GROUPS = Question(
+GROUPS = question(
     name="q1",
     title="The group's gradient",
     asks_for=("group_gradients",),
     probe=probes.probe_group_gradients,
-    answer=ANSWERS["q1"],
+    form={"streams": [{"gradients": [forms.array], "unchanged": forms.flag}]},
     targets=(
         Target("one gradient per group, also for a last one that is not full", _one_per_group),
         Target("each is the gradient of the mean over all rows of its group, to 0.001%", _as_one_batch),
         Target("the arrays that you are given stay as they are", _left_as_given),
     ),
-    mistakes=known_mistakes.of("ex08", "q1"),
 )
 
 
@@ -151,12 +150,13 @@ def _ran_as(*loops, **wrong):
     return recognise
 
 
-LOOPS = Question(
+_LOOP = {name: {"weights": forms.any_array, "updates": forms.whole} for name in probes.OPTIMIZERS}
+LOOPS = question(
     name="q2",
     title="Repair three loops",
     asks_for=probes.LOOPS,
     probe=probes.probe_loops,
-    answer=ANSWERS["q2"],
+    form=dict.fromkeys(probes.LOOPS, _LOOP),
     targets=(
         *(
             Target(f"{loop} equals the big batch to 0.001%, with every optimizer", _is_big_batch(loop))
@@ -164,19 +164,15 @@ LOOPS = Question(
         ),
         Target("each returns its updates: one per group, the last one included", _updates_of_all),
     ),
-    mistakes=known_mistakes.of(
-        "ex08",
-        "q2",
-        recognise={
-            "a as it was": _ran_as("loop_a", divisor=lambda count, k: count * k),
-            "b as it was": _ran_as("loop_b", masked=True),
-            "c as it was": _ran_as("loop_c", due=lambda number, count, k, last: number % k == 1 or number == last),
-            "no mean": _ran_as(*probes.LOOPS, divisor=lambda count, k: 1),
-            "divided by k": _ran_as(*probes.LOOPS, divisor=lambda count, k: k),
-            "last group forgotten": _ran_as(*probes.LOOPS, due=lambda number, count, k, last: count == k),
-            "every micro-batch": _ran_as(*probes.LOOPS, due=lambda number, count, k, last: True),
-        },
-    ),
+    recognise={
+        "a as it was": _ran_as("loop_a", divisor=lambda count, k: count * k),
+        "b as it was": _ran_as("loop_b", masked=True),
+        "c as it was": _ran_as("loop_c", due=lambda number, count, k, last: number % k == 1 or number == last),
+        "no mean": _ran_as(*probes.LOOPS, divisor=lambda count, k: 1),
+        "divided by k": _ran_as(*probes.LOOPS, divisor=lambda count, k: k),
+        "last group forgotten": _ran_as(*probes.LOOPS, due=lambda number, count, k, last: count == k),
+        "every micro-batch": _ran_as(*probes.LOOPS, due=lambda number, count, k, last: True),
+    },
 )
 
 
@@ -234,12 +230,19 @@ def _changed_as(candidate):
     return lambda answers, seed: answers["updates"] == 1 and answers["off"][candidate] <= CONVOLUTION
 
 
-BIG_STEP = Question(
+BIG_STEP = question(
     name="q3",
     title="A big batch under a memory limit",
     asks_for=("big_step",),
     probe=memory_probe.probe_big_step,
-    answer=ANSWERS["q3"],
+    form={
+        "loss": forms.number,
+        "losses": [forms.number],
+        "passes": [(forms.text, forms.whole, forms.flag)],
+        "updates": forms.whole,
+        "bytes": dict.fromkeys(("gradients", "one", "yours"), forms.count),
+        "off": {str: forms.distance},
+    },
     takes_long=True,
     targets=(
         Target("at its peak, at most 1.15 times one micro-batch and a copy of the gradients", _little_memory),
@@ -247,21 +250,15 @@ BIG_STEP = Question(
         Target("the optimizer counts one update", _one_update),
         Target("the loss returned is the mean over all rows, to 0.01%", _mean_loss_of_all),
     ),
-    mistakes=known_mistakes.of(
-        "ex08",
-        "q3",
-        recognise={
-            "whole batch": _whole_batch_at_once,
-            "forward first": _forwards_first,
-            "one graph": _graph_too_large,
-            "an update each": lambda answers, seed: (
-                answers["updates"] == len(_part_rows(**memory_probe.step_sizes(seed)))
-            ),
-            "too much kept": _right_and_too_large,
-            "mean of means": _changed_as("mean of means"),
-            "last one dropped": _changed_as("last dropped"),
-        },
-    ),
+    recognise={
+        "whole batch": _whole_batch_at_once,
+        "forward first": _forwards_first,
+        "one graph": _graph_too_large,
+        "an update each": lambda answers, seed: answers["updates"] == len(_part_rows(**memory_probe.step_sizes(seed))),
+        "too much kept": _right_and_too_large,
+        "mean of means": _changed_as("mean of means"),
+        "last one dropped": _changed_as("last dropped"),
+    },
 )
 
 
@@ -331,19 +328,19 @@ def _refuses_what_does_not_work(answers, seed):
     return True
 
 
-PLAN = Question(
+_PLAN = dict.fromkeys(("micro_batch", "micro_batches", "updates", "warmup_updates"), forms.number)
+PLAN = question(
     name="q4",
     title="Plan a group",
     asks_for=("plan_group",),
     probe=probes.probe_plan,
-    answer=ANSWERS["q4"],
+    form={"plans": [forms.either(_PLAN | {str: forms.anything}, forms.words(REFUSED))]},
     targets=(
         Target("the largest micro-batch that divides the local batch and fits, and k", _size_right),
         Target("the updates of all epochs", _updates_right("updates")),
         Target("the updates of the warm-up", _updates_right("warmup_updates")),
         Target("a ValueError where nothing fits or divides, and nowhere else", _refuses_what_does_not_work),
     ),
-    mistakes=known_mistakes.of("ex08", "q4"),
 )
 
 
@@ -399,40 +396,20 @@ def _summed_in_add(answers, seed):
     return bool(answers["summed"]["add"]) and _one_device(answers, seed) is True
 
 
-REPLICAS = Question(
+REPLICAS = question(
     name="q5",
     title="Two replicas, one communication",
     asks_for=("add", "update"),
     probe=probes.probe_two_replicas,
-    answer=ANSWERS["q5"],
+    form={"weights": (forms.any_array,) * 2, "summed": {"add": [forms.size], "update": [forms.size]}},
     targets=(
         Target("after each group the weights equal one device's big batch, to 0.001% of their change", _one_device),
         Target("both replicas have the same weights", _replicas_alike),
         Target("`add` sums nothing over the replicas", _add_is_silent),
         Target("`update` sums each gradient once, and the rows", _one_crossing),
     ),
-    mistakes=known_mistakes.of("ex08", "q5", recognise={"every micro-batch": _summed_in_add}),
+    recognise={"every micro-batch": _summed_in_add},
 )
 
 
-_LOOP = {name: {"weights": forms.any_array, "updates": forms.whole} for name in probes.OPTIMIZERS}
-_PLAN = dict.fromkeys(("micro_batch", "micro_batches", "updates", "warmup_updates"), forms.number)
-QUESTIONS = (
-    forms.formed(GROUPS, {"streams": [{"gradients": [forms.array], "unchanged": forms.flag}]}),
-    forms.formed(LOOPS, dict.fromkeys(probes.LOOPS, _LOOP)),
-    forms.formed(
-        BIG_STEP,
-        {
-            "loss": forms.number,
-            "losses": [forms.number],
-            "passes": [(forms.text, forms.whole, forms.flag)],
-            "updates": forms.whole,
-            "bytes": dict.fromkeys(("gradients", "one", "yours"), forms.count),
-            "off": {str: forms.distance},
-        },
-    ),
-    forms.formed(PLAN, {"plans": [forms.either(_PLAN | {str: forms.anything}, forms.words(REFUSED))]}),
-    forms.formed(
-        REPLICAS, {"weights": (forms.any_array,) * 2, "summed": {"add": [forms.size], "update": [forms.size]}}
-    ),
-)
+QUESTIONS = (GROUPS, LOOPS, BIG_STEP, PLAN, REPLICAS)

@@ -5,14 +5,14 @@ Needs NumPy; mistakes that a check runs need TensorFlow.
 
 import numpy as np
 
-from course_lib.exercises.judges import forms, known_mistakes, published
+from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.probes import ex09 as probes
 from course_lib.exercises.probes import ex09_comparison as fair
 from course_lib.exercises.probes.cases import REFUSED
-from course_lib.exercises.question import Question, Target
+from course_lib.exercises.question import Target
 
-ANSWERS = published.answers("09_mixed_precision")
+question = question_maker.of("09_mixed_precision")
 FLOAT32 = 1e-5  # relative: one division in float32
 SCALES = 2.0 ** np.arange(41)
 
@@ -78,12 +78,13 @@ def _refused_alone(answers, seed):
     return True
 
 
-WINDOW = Question(
+_SCALES = {"scales": [forms.either(forms.any_number, forms.words(REFUSED))]}
+WINDOW = question(
     name="q1",
     title="The window of a loss scale",
     asks_for=("smallest_scale",),
     probe=probes.probe_scale,
-    answer=ANSWERS["q1"],
+    form=_SCALES,
     targets=(
         Target("a power of two, from 1 to 2^40", _each_scale(_is_a_power)),
         Target("no number overflows", _each_scale(_nothing_overflows)),
@@ -91,7 +92,6 @@ WINDOW = Question(
         Target("no smaller power of two does", _each_scale(_no_smaller)),
         Target("a ValueError where no scale is right, and only there", _refused_alone),
     ),
-    mistakes=known_mistakes.of("ex09", "q1"),
 )
 
 
@@ -156,12 +156,14 @@ def _unscales(answers, seed):
     return True
 
 
-SEARCH = Question(
+_UNSCALED = {"unscaled": forms.either([forms.any_array], forms.nothing), "dtypes": [forms.text]}
+_UPDATE = {"scale": forms.any_number, "good_steps": forms.whole} | _UNSCALED
+SEARCH = question(
     name="q2",
     title="A loss scale that searches",
     asks_for=("update",),
     probe=probes.probe_updates,
-    answer=ANSWERS["q2"],
+    form={"updates": [_UPDATE]},
     targets=(
         Target("a step with infinity or NaN anywhere is skipped, and no other", _skips),
         Target("unscaled gradients are float32 and right to 0.001%", _unscales),
@@ -174,7 +176,6 @@ SEARCH = Question(
             _state_is_right(lambda case: not _has_overflow(case) and not _grows(case)),
         ),
     ),
-    mistakes=known_mistakes.of("ex09", "q2"),
 )
 
 
@@ -262,30 +263,28 @@ def _poisoned(answers):
     return not np.isfinite(answers["steps"][1]["weights"]).all()
 
 
-OVERFLOW = Question(
+_REPLICAS = {"weights": forms.each_replica(forms.any_array), "scales": [forms.any_number]}
+_STEP = _REPLICAS | {"iterations": forms.size, "returned": [forms.any_number]}
+OVERFLOW = question(
     name="q3",
     title="One replica overflows, all skip",
     asks_for=("replica_step",),
     probe=probes.probe_replica_step,
-    answer=ANSWERS["q3"],
+    form={"steps": [_STEP]},
     targets=(
         Target("an overflow anywhere changes no weight and counts as no update, on any replica", _skipped_everywhere),
         Target("it halves every replica's scale once", _scale_halved),
         Target("the other steps end where one device in float32 does, to 2% of the way", _as_one_device),
         Target("every replica returns the number of replicas that overflowed", _overflows_counted),
     ),
-    mistakes=known_mistakes.of(
-        "ex09",
-        "q3",
-        recognise={
-            "a branch": lambda answers, seed: "`merge_call` called while defining" in answers["stopped"]["error"],
-            "first replica asked": lambda answers, seed: _poisoned(answers),
-            "not scaled": _first_step_is(lambda run: 1 / run["scale"]),
-            "local mean": _first_step_is(lambda run: 1, local_mean=True),
-            "summed twice": _first_step_is(lambda run: len(run["steps"][0])),
-            "bad ones zeroed": lambda answers, seed: answers["steps"][1]["iterations"] == 2 and not _poisoned(answers),
-        },
-    ),
+    recognise={
+        "a branch": lambda answers, seed: "`merge_call` called while defining" in answers["stopped"]["error"],
+        "first replica asked": lambda answers, seed: _poisoned(answers),
+        "not scaled": _first_step_is(lambda run: 1 / run["scale"]),
+        "local mean": _first_step_is(lambda run: 1, local_mean=True),
+        "summed twice": _first_step_is(lambda run: len(run["steps"][0])),
+        "bad ones zeroed": lambda answers, seed: answers["steps"][1]["iterations"] == 2 and not _poisoned(answers),
+    },
 )
 
 
@@ -365,12 +364,14 @@ def _shorts_are(*layers):
     return recognise
 
 
-DTYPES = Question(
+_LOGITS = {"logits_dtype": forms.text, "logits": forms.any_array}
+_BUILT = {"layers": {str: (forms.text, forms.text)}, "global_policy_kept": forms.flag} | _LOGITS
+DTYPES = question(
     name="q4",
     title="What stays float32",
     asks_for=("mixed_model",),
     probe=probes.probe_mixed_model,
-    answer=ANSWERS["q4"],
+    form=dict.fromkeys(probes.POLICIES, _BUILT),
     targets=(
         Target("90% of the multiplications in 16 bits", _both(_mostly_short)),
         Target("all variables float32", _both(_variables_float32)),
@@ -378,18 +379,14 @@ DTYPES = Question(
         Target("for counts up to the largest, logits within 2% (10% in bfloat16) of float32's", _both(_near_float32)),
         Target("Keras' global policy as before", _both(_policy_kept)),
     ),
-    mistakes=known_mistakes.of(
-        "ex09",
-        "q4",
-        recognise={
-            "short weights": lambda answers, seed: _both(_variables_float32)(answers, seed) is not True,
-            "everything short": _shorts_are(*LAYERS),
-            "short logits": _shorts_are(*HIDDEN, "logits"),
-            "counts cast": _shorts_are("rescale", *HIDDEN),
-            "short squares": _shorts_are(*HIDDEN, "norm"),
-            "policy left behind": lambda answers, seed: _both(_policy_kept)(answers, seed) is not True,
-        },
-    ),
+    recognise={
+        "short weights": lambda answers, seed: _both(_variables_float32)(answers, seed) is not True,
+        "everything short": _shorts_are(*LAYERS),
+        "short logits": _shorts_are(*HIDDEN, "logits"),
+        "counts cast": _shorts_are("rescale", *HIDDEN),
+        "short squares": _shorts_are(*HIDDEN, "norm"),
+        "policy left behind": lambda answers, seed: _both(_policy_kept)(answers, seed) is not True,
+    },
 )
 
 
@@ -447,7 +444,7 @@ def _as_edited(of, name):
 
     def recognise(answers, seed):
         (edit,) = (mistake.edit for mistake in FAIR.mistakes if mistake.name == name)
-        expected = fair.probe_comparison(ANSWERS["q5"].names(edit), seed)[of]
+        expected = fair.probe_comparison(FAIR.answer.names(edit), seed)[of]
         if of == "verdicts":
             return answers[of] == expected
         return off(answers[of], expected) <= (TIME / 2 if of == "ratio" else 1e-6)
@@ -455,48 +452,31 @@ def _as_edited(of, name):
     return recognise
 
 
-FAIR = Question(
+_MEASURED = {"ratio": forms.any_number, "differences": [forms.number], "most_in_a_row": forms.size}
+_ASKED = {"asked": [(forms.text, forms.whole, forms.size, forms.text)]}
+FAIR = question(
     name="q5",
     title="A fair comparison",
     asks_for=("compare_precisions", "verdict"),
     probe=fair.probe_comparison,
-    answer=ANSWERS["q5"],
+    form=_MEASURED | _ASKED | {"verdicts": [forms.text]},
     targets=(
         Target("both policies with every seed, asked for their error after warmup + repeats updates", _same_trials),
         Target("one difference per seed, mixed minus float32, on held-out examples", _right_differences),
         Target("the ratio of the times, to 4%, on a machine that gets slower", _right_ratio),
         Target("the verdict that the differences allow", _right_verdicts),
     ),
-    mistakes=known_mistakes.of(
-        "ex09",
-        "q5",
-        recognise={
-            "one after the other": _one_policy_first,
-            "warm-up counted": _as_edited("ratio", "warm-up counted"),
-            "mean": _as_edited("ratio", "mean"),
-            "on training data": _as_edited("differences", "on training data"),
-            "other seeds": _other_seeds,
-            "difference upside down": _as_edited("differences", "difference upside down"),
-            "zero inside": _as_edited("verdicts", "zero inside"),
-            "standard deviation": _as_edited("verdicts", "standard deviation"),
-        },
-    ),
+    recognise={
+        "one after the other": _one_policy_first,
+        "warm-up counted": _as_edited("ratio", "warm-up counted"),
+        "mean": _as_edited("ratio", "mean"),
+        "on training data": _as_edited("differences", "on training data"),
+        "other seeds": _other_seeds,
+        "difference upside down": _as_edited("differences", "difference upside down"),
+        "zero inside": _as_edited("verdicts", "zero inside"),
+        "standard deviation": _as_edited("verdicts", "standard deviation"),
+    },
 )
 
 
-_SCALES = {"scales": [forms.either(forms.any_number, forms.words(REFUSED))]}
-_UNSCALED = {"unscaled": forms.either([forms.any_array], forms.nothing), "dtypes": [forms.text]}
-_UPDATE = {"scale": forms.any_number, "good_steps": forms.whole} | _UNSCALED
-_REPLICAS = {"weights": forms.each_replica(forms.any_array), "scales": [forms.any_number]}
-_STEP = _REPLICAS | {"iterations": forms.size, "returned": [forms.any_number]}
-_LOGITS = {"logits_dtype": forms.text, "logits": forms.any_array}
-_BUILT = {"layers": {str: (forms.text, forms.text)}, "global_policy_kept": forms.flag} | _LOGITS
-_MEASURED = {"ratio": forms.any_number, "differences": [forms.number], "most_in_a_row": forms.size}
-_ASKED = {"asked": [(forms.text, forms.whole, forms.size, forms.text)]}
-QUESTIONS = (
-    forms.formed(WINDOW, _SCALES),
-    forms.formed(SEARCH, {"updates": [_UPDATE]}),
-    forms.formed(OVERFLOW, {"steps": [_STEP]}),
-    forms.formed(DTYPES, dict.fromkeys(probes.POLICIES, _BUILT)),
-    forms.formed(FAIR, _MEASURED | _ASKED | {"verdicts": [forms.text]}),
-)
+QUESTIONS = (WINDOW, SEARCH, OVERFLOW, DTYPES, FAIR)

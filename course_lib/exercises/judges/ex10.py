@@ -7,13 +7,13 @@ import functools
 
 import numpy as np
 
-from course_lib.exercises.judges import forms, known_mistakes, published
+from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.probes import ex10 as probes
-from course_lib.exercises.question import Question, Target
+from course_lib.exercises.question import Target
 from course_lib.planner import Layout, predict, search
 from course_lib.profiler import covered_seconds
 
-ANSWERS = published.answers("10_choosing_a_strategy")
+question = question_maker.of("10_choosing_a_strategy")
 EXACT = 1e-6  # relative: float64 arithmetic in another order
 NEAR = 0.05  # q3: how much slower than the fastest a layout may be
 
@@ -58,12 +58,12 @@ def _states_are(zero, pipeline):
     return _bytes_are(probes.state_cases, _state_bytes, chosen)
 
 
-STATES = Question(
+STATES = question(
     name="q1",
     title="Bytes of states",
     asks_for=("state_bytes",),
     probe=probes.probe_states,
-    answer=ANSWERS["q1"],
+    form={"bytes": [forms.number]},
     targets=(
         Target("without ZeRO, in every precision", _states_are(zero=[False], pipeline=False)),
         Target("under ZeRO's three stages", _states_are(zero=[True], pipeline=False)),
@@ -71,7 +71,6 @@ STATES = Question(
             "with tensor parallelism and a pipeline, the fullest device", _states_are(zero=[False, True], pipeline=True)
         ),
     ),
-    mistakes=known_mistakes.of("ex10", "q1"),
 )
 
 
@@ -91,18 +90,17 @@ def _activations_are(recompute, few=(False, True)):
     return _bytes_are(probes.activation_cases, _activation_bytes, chosen)
 
 
-ACTIVATIONS = Question(
+ACTIVATIONS = question(
     name="q2",
     title="Activations in flight",
     asks_for=("activation_bytes",),
     probe=probes.probe_activations,
-    answer=ANSWERS["q2"],
+    form={"bytes": [forms.number]},
     targets=(
         Target("on any stage, with many micro-batches", _activations_are("none", few=[False])),
         Target("with fewer micro-batches than stages", _activations_are("none", few=[True])),
         Target("with full recomputation", _activations_are("full")),
     ),
-    mistakes=known_mistakes.of("ex10", "q2"),
 )
 
 
@@ -162,12 +160,18 @@ def _refused_alone(answers, seed):
     return True
 
 
-CHOICE = Question(
+_LAYOUT = {
+    **dict.fromkeys(("data", "tensor", "pipeline", "sequence", "micro_batch", "interleave"), forms.count),
+    **dict.fromkeys(("split_norms", "keep_gathered"), forms.flag),
+    **dict.fromkeys(("recompute", "precision"), forms.text),
+    "zero": forms.size,
+}
+CHOICE = question(
     name="q3",
     title="A layout for a cluster",
     asks_for=("choose_layout",),
     probe=probes.probe_choice,
-    answer=ANSWERS["q3"],
+    form={"layouts": [forms.either(_LAYOUT, forms.words(probes.NO_LAYOUT))]},
     targets=(
         Target("bfloat16 with a master copy", _each_choice(_in_precision)),
         Target("it surely fits: the whole interval is within the memory", _each_choice(_fits_surely)),
@@ -175,7 +179,6 @@ CHOICE = Question(
         Target("no other of those takes less memory", _each_choice(_is_lean)),
         Target("a ValueError where nothing is sure to fit, and only there", _refused_alone),
     ),
-    mistakes=known_mistakes.of("ex10", "q3"),
 )
 
 
@@ -209,19 +212,18 @@ def _share_right(kind):
     return holds
 
 
-PROFILES = Question(
+PROFILES = question(
     name="q4",
     title="Bottlenecks in recorded profiles",
     asks_for=("bottleneck",),
     probe=probes.probe_bottleneck,
-    answer=ANSWERS["q4"],
+    form={"kinds": [forms.text], "shares": [(forms.number,) * len(probes.KINDS)]},
     targets=(
         Target("the bottleneck of three recorded runs", _kinds_right),
         Target("the share of the steps that waits for input, to 0.1 points", _share_right("input")),
         Target("the share that computes, to 0.1 points", _share_right("compute")),
         Target("the share that communicates and computes nothing, to 0.1 points", _share_right("communication")),
     ),
-    mistakes=known_mistakes.of("ex10", "q4"),
 )
 
 
@@ -263,33 +265,20 @@ def _decision_right(answers, seed):
     return not wrong or f"{wrong} of {len(cases)} are decided otherwise"
 
 
-SCALING = Question(
+_SCALING = {**dict.fromkeys(("strong", "weak"), [[forms.number]]), "seconds": [forms.number], "buys": [forms.flag]}
+SCALING = question(
     name="q5",
     title="Would more chips help?",
     asks_for=("efficiency", "buy_more"),
     probe=probes.probe_scaling,
-    answer=ANSWERS["q5"],
+    form=_SCALING,
     targets=(
         Target("strong efficiency, from the smallest number of devices that was measured", _efficient("strong")),
         Target("weak efficiency, the same", _efficient("weak")),
         Target("the predicted time on more devices, to 0.01%", _forecast_right),
         Target("bought where the predicted efficiency is enough, and only there", _decision_right),
     ),
-    mistakes=known_mistakes.of("ex10", "q5"),
 )
 
 
-_LAYOUT = {
-    **dict.fromkeys(("data", "tensor", "pipeline", "sequence", "micro_batch", "interleave"), forms.count),
-    **dict.fromkeys(("split_norms", "keep_gathered"), forms.flag),
-    **dict.fromkeys(("recompute", "precision"), forms.text),
-    "zero": forms.size,
-}
-_SCALING = {**dict.fromkeys(("strong", "weak"), [[forms.number]]), "seconds": [forms.number], "buys": [forms.flag]}
-QUESTIONS = (
-    forms.formed(STATES, {"bytes": [forms.number]}),
-    forms.formed(ACTIVATIONS, {"bytes": [forms.number]}),
-    forms.formed(CHOICE, {"layouts": [forms.either(_LAYOUT, forms.words(probes.NO_LAYOUT))]}),
-    forms.formed(PROFILES, {"kinds": [forms.text], "shares": [(forms.number,) * len(probes.KINDS)]}),
-    forms.formed(SCALING, _SCALING),
-)
+QUESTIONS = (STATES, ACTIVATIONS, CHOICE, PROFILES, SCALING)

@@ -10,12 +10,12 @@ import numpy as np
 
 from course_lib.exercises.given import capstone_cases
 from course_lib.exercises.given.trainer import Trainer
-from course_lib.exercises.judges import forms, known_mistakes, published
+from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.probes import ex11 as probes
-from course_lib.exercises.question import Question, Target
+from course_lib.exercises.question import Target
 
-ANSWERS = published.answers("11_capstone")
+question = question_maker.of("11_capstone")
 FLOAT64 = 1e-5  # relative: float64 throughout; its rounding is far smaller
 FLOOR, BUDGET = 0.97, 700  # of q4: test accuracy, updates
 PLAIN_EFFICIENCY = 1e-6  # relative: a median and two divisions
@@ -97,12 +97,16 @@ def _another_order_each_time(answers, seed):
     )
 
 
-INPUT = Question(
+INPUT = question(
     name="q1",
     title="A replica's input",
     asks_for=("replica_batches",),
     probe=probes.probe_batches,
-    answer=ANSWERS["q1"],
+    form={
+        "epochs": [
+            {"replicas": [[forms.array]], "labels_fit": forms.flag, "augmented": forms.number, "keys": [[forms.whole]]}
+        ]
+    },
     targets=(
         Target("in every epoch each row reaches exactly one replica, the last ones included", _every_row_once),
         Target("a step has global_batch rows, the last one the rest; shares differ by one row at most", _even_shares),
@@ -111,7 +115,7 @@ INPUT = Question(
         Target("all training images are augmented, and no test image", _augmented_in_training_alone),
         Target("each local batch of two epochs has its own key", _own_keys),
     ),
-    mistakes=known_mistakes.of("ex11", "q1", recognise={"no seed": _another_order_each_time}),
+    recognise={"no seed": _another_order_each_time},
 )
 
 
@@ -166,19 +170,18 @@ def _at_the_peak(answers, seed):
     return True
 
 
-RATE = Question(
+RATE = question(
     name="q2",
     title="A rate, counted in updates",
     asks_for=("rate_at",),
     probe=probes.probe_rates,
-    answer=ANSWERS["q2"],
+    form={"rates": [forms.number]},
     targets=(
         Target("all micro-steps of a group have one rate", _one_rate_per_group),
         Target("the warm-up rises from base_rate, right to 0.001%", _rates_in("warm-up")),
         Target("after the warm-up the rate is the linear rule's, right to 0.001%", _at_the_peak),
         Target("then it falls as a half cosine to 0 at the end of the run, right to 0.001%", _rates_in("decay")),
     ),
-    mistakes=known_mistakes.of("ex11", "q2"),
 )
 
 
@@ -218,12 +221,16 @@ def _same_end(answers, seed):
     return True
 
 
-RESUME = Question(
+RESUME = question(
     name="q3",
     title="A resume that loses nothing",
     asks_for=("save", "restore"),
     probe=probes.probe_resume,
-    answer=ANSWERS["q3"],
+    form={
+        "kills": [
+            {"continued": [forms.number], "resumed": [forms.number], "weights": forms.array, "updates": forms.whole}
+        ]
+    },
     targets=(
         Target(
             f"the next {probes.AFTER} losses are the undisturbed run's, to 0.001%", _same_losses("resumed", "resumed")
@@ -231,7 +238,6 @@ RESUME = Question(
         Target("so are the weights, and the number of updates, at the end", _same_end),
         Target("the saved run goes on undisturbed", _same_losses("continued", "saved")),
     ),
-    mistakes=known_mistakes.of("ex11", "q3"),
 )
 
 
@@ -256,11 +262,21 @@ def _by_heart(answers, seed):
     return answers["train_accuracy"] >= 0.99 and 0.85 <= answers["test_accuracy"] < FLOOR
 
 
-RUN = Question(
+RUN = question(
     name="q4",
     title="97%, on four replicas, within a budget",
     asks_for=("train",),
     probe=probes.probe_training,
+    form={
+        "wanted_replicas": forms.replicas,
+        "replicas": forms.whole,
+        "identical": forms.flag,
+        "updates": forms.count,
+        "finite": forms.flag,
+        "train_accuracy": forms.share,
+        "test_accuracy": forms.share,
+        "first_answers": forms.array,
+    },
     takes_long=True,
     points=2,
     targets=(
@@ -268,19 +284,13 @@ RUN = Question(
         Target(f"at most {BUDGET} updates", _within_budget),
         Target(f"at least {FLOOR:.0%} of the test images are right", _reaches_floor),
     ),
-    mistakes=known_mistakes.of(
-        "ex11",
-        "q4",
-        recognise={
-            "outside the scope": lambda answers, seed: answers["replicas"] == 1 < answers["wanted_replicas"],
-            "over the budget": lambda answers, seed: answers["updates"] > BUDGET,
-            "diverged": lambda answers, seed: not answers["finite"] or answers["train_accuracy"] < 0.3,
-            "learned by heart": _by_heart,
-            "hardly trained": lambda answers, seed: (
-                answers["updates"] < BUDGET / 4 and answers["test_accuracy"] < FLOOR
-            ),
-        },
-    ),
+    recognise={
+        "outside the scope": lambda answers, seed: answers["replicas"] == 1 < answers["wanted_replicas"],
+        "over the budget": lambda answers, seed: answers["updates"] > BUDGET,
+        "diverged": lambda answers, seed: not answers["finite"] or answers["train_accuracy"] < 0.3,
+        "learned by heart": _by_heart,
+        "hardly trained": lambda answers, seed: answers["updates"] < BUDGET / 4 and answers["test_accuracy"] < FLOOR,
+    },
 )
 
 
@@ -339,12 +349,13 @@ def _says_the_gain(answers, seed):
     return True
 
 
-SCALING = Question(
+_EFFICIENCIES = [(forms.whole, forms.number)]
+SCALING = question(
     name="q5",
     title="Efficiency, and what limits it",
     asks_for=("efficiencies", "bottleneck"),
     probe=probes.probe_scaling,
-    answer=ANSWERS["q5"],
+    form={"strong": _EFFICIENCIES, "weak": _EFFICIENCIES, "parts": [forms.text], "gains": [forms.number]},
     targets=(
         Target(
             "strong efficiency, for every number of replicas, from medians without the warm-up",
@@ -356,47 +367,6 @@ SCALING = Question(
         Target("the part that is worth making twice as fast", _names_the_limit),
         Target("how many times as fast the loop is then", _says_the_gain),
     ),
-    mistakes=known_mistakes.of("ex11", "q5"),
 )
 
-_EFFICIENCIES = [(forms.whole, forms.number)]
-QUESTIONS = (
-    forms.formed(
-        INPUT,
-        {
-            "epochs": [
-                {
-                    "replicas": [[forms.array]],
-                    "labels_fit": forms.flag,
-                    "augmented": forms.number,
-                    "keys": [[forms.whole]],
-                }
-            ]
-        },
-    ),
-    forms.formed(RATE, {"rates": [forms.number]}),
-    forms.formed(
-        RESUME,
-        {
-            "kills": [
-                {"continued": [forms.number], "resumed": [forms.number], "weights": forms.array, "updates": forms.whole}
-            ]
-        },
-    ),
-    forms.formed(
-        RUN,
-        {
-            "wanted_replicas": forms.replicas,
-            "replicas": forms.whole,
-            "identical": forms.flag,
-            "updates": forms.count,
-            "finite": forms.flag,
-            "train_accuracy": forms.share,
-            "test_accuracy": forms.share,
-            "first_answers": forms.array,
-        },
-    ),
-    forms.formed(
-        SCALING, {"strong": _EFFICIENCIES, "weak": _EFFICIENCIES, "parts": [forms.text], "gains": [forms.number]}
-    ),
-)
+QUESTIONS = (INPUT, RATE, RESUME, RUN, SCALING)

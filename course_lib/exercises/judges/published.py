@@ -8,7 +8,7 @@ import ast
 import functools
 import json
 import linecache
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,25 +48,9 @@ class Answer:
         return names
 
 
-class Answers(Mapping):
-    """The published answers of an exercise by question: answers["q1"]."""
-
-    def __init__(self, exercise: str) -> None:
-        self._exercise = exercise
-
-    def __getitem__(self, question: str) -> Answer:
-        return Answer(self._exercise, question)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter([name for name in _stored()[self._exercise] if name != "imports"])
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-
-def answers(exercise: str) -> Answers:
-    """The published answers of an exercise such as "06_model_parallelism"."""
-    return Answers(exercise)
+def answers(exercise: str) -> dict[str, Answer]:
+    """The published answers of an exercise such as "06_model_parallelism", by question."""
+    return {name: Answer(exercise, name) for name in _stored()[exercise] if name != "imports"}
 
 
 def edited(source: str, edit: Mapping[str, str]) -> str:
