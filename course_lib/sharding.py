@@ -10,36 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 import jax
-import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from course_lib.errors import CourseError
-
-
-def split_columns(kernel, parts: int) -> list:
-    """Cut a kernel (n, m) into `parts` kernels (n, m / parts): each device computes some of the outputs.
-
-    Raises CourseError when `parts` does not divide m
-    """
-    return _split(kernel, parts, axis=1)
-
-
-def split_rows(kernel, parts: int) -> list:
-    """Cut a kernel (n, m) into `parts` kernels (n / parts, m): each device reads some of the inputs.
-
-    Raises CourseError when `parts` does not divide n
-    """
-    return _split(kernel, parts, axis=0)
-
-
-def merge_columns(outputs: list) -> np.ndarray:
-    """All-gather: the outputs (b, m / N) of N column shards, side by side, as (b, m)."""
-    return np.concatenate(outputs, axis=1)
-
-
-def merge_rows(outputs: list) -> np.ndarray:
-    """All-reduce: the partial sums (b, m) of N row shards, added up, as (b, m)."""
-    return np.sum(outputs, axis=0)
 
 
 def copy_to_devices(x, axis: str):
@@ -154,10 +127,3 @@ def device_bytes(tree) -> dict[str, int]:
         for shard in getattr(leaf, "value", leaf).addressable_shards:
             held[f"{shard.device.platform}:{shard.device.id}"] += shard.data.nbytes
     return dict(held)
-
-
-def _split(kernel, parts: int, axis: int) -> list:
-    if kernel.shape[axis] % parts:
-        length, side = kernel.shape[axis], ("rows", "columns")[axis]
-        raise CourseError(f"{parts} devices can't share {length} {side} equally: choose a divisor of {length}.")
-    return np.split(kernel, parts, axis=axis)

@@ -97,28 +97,6 @@ KEYS = {
 }
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4])
-def test_column_shards_side_by_side_are_the_whole_layer(parts):
-    x, kernel = arrays((6, 8), (8, 12))
-    outputs = [x @ shard for shard in sharding.split_columns(kernel, parts)]
-    assert {output.shape for output in outputs} == {(6, 12 // parts)}
-    np.testing.assert_allclose(sharding.merge_columns(outputs), x @ kernel, **FLOAT32)
-
-
-@pytest.mark.parametrize("parts", [1, 2, 4])
-def test_row_shards_added_up_are_the_whole_layer(parts):
-    x, kernel = arrays((6, 8), (8, 12))
-    outputs = [part @ shard for part, shard in zip(np.split(x, parts, axis=1), sharding.split_rows(kernel, parts))]
-    assert {output.shape for output in outputs} == {(6, 12)}
-    np.testing.assert_allclose(sharding.merge_rows(outputs), x @ kernel, **FLOAT32)
-
-
-def test_a_split_that_does_not_divide_is_refused():
-    (kernel,) = arrays((8, 12))
-    assert "5 devices can't share 12 columns" in error_of(sharding.split_columns, kernel, 5)
-    assert "8 rows" in error_of(sharding.split_rows, kernel, 3)
-
-
 def test_zero_bytes_are_the_papers():
     """Figure 1 of the paper: 7.5 billion parameters, 64 devices, 2 + 2 + 12 bytes a parameter."""
     mixed = {"parameter_bytes": 2, "gradient_bytes": 2, "optimizer_bytes": 12}
