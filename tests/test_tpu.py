@@ -446,6 +446,34 @@ def test_a_model_that_exists_is_compiled_from_its_configuration():
     assert result.parameter_count == model.count_params() and result.memory.parameters == 4 * model.count_params()
 
 
+@compiles
+def test_the_process_stays_and_what_ends_in_one_step_leaves_the_next_alone(monkeypatch):
+    def crash():
+        import os
+
+        os.kill(os.getpid(), 11)
+
+    def progress_interrupted(words):
+        raise KeyboardInterrupt
+
+    said, mlp = [], lambda show: tpu.compile_step("mlp", "v5e:1x1", 8, arguments={"width": 16}, show=show)
+    mlp(None)
+    with pytest.raises(compile_client.StepFailed, match="the compiler's process ended with -11"):
+        tpu.compile_step(crash, "v5e:1x1", 8)
+    mlp(said.append)
+    assert "starting Keras on JAX" not in said
+    with pytest.raises(KeyboardInterrupt):
+        mlp(progress_interrupted)
+    mlp(said.append)
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "")  # read once, by the process that imports
+    mlp(said.append)
+    (compiler,) = compile_client._compilers.values()
+    compiler.process.kill()
+    compiler.process.wait()
+    mlp(said.append)
+    assert said.count("starting Keras on JAX") == 3
+
+
 @pytest.mark.skipif(
     not OLD_COMPILER, reason="only libtpu before 0.0.23 needs the workaround; CI has it on Colab's TPU stack"
 )

@@ -1,21 +1,27 @@
 """Compiles a Keras train step for TPUs that this machine does not have. Standard library only; taught in notebooks/05.
 
 libtpu holds the real TPU compiler, and runs on any Linux x86-64 machine. Another process
-does the compiling, see compile_worker.py.
+does the compiling, see compile_worker.py; it stays for the next step, since importing Keras takes some seconds.
 """
 
+import atexit
 import importlib.metadata
 import importlib.util
 import json
+import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from course_lib.cluster.start_supervisor import UNREAD
 from course_lib.cluster.worker_program import WorkerProgram
 from course_lib.errors import CourseError
 from course_lib.tpu.compile_report import CompileReport
@@ -25,6 +31,7 @@ STORED = Path(__file__).with_name("stored.json")  # written by `course compile .
 # A fresh JAX on the CPU alone, which looks neither for a TPU nor for the cloud's metadata, beside any other libtpu.
 SETTINGS = {
     "KERAS_BACKEND": "jax",
+    "OPENBLAS_NUM_THREADS": "1",  # threads would not survive the fork
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
@@ -131,32 +138,79 @@ def store(report: CompileReport) -> None:
     STORED.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
-def _run(request: Request, show: Callable[[str], None]) -> dict:
-    """The worker's report as a dict; libtpu's log lines go to a temporary file."""
-    show("starting Keras on JAX")
-    command = ["env", *(f"{name}={value}" for name, value in SETTINGS.items()), sys.executable, "-c", START]
-    with tempfile.TemporaryFile("w+") as log:
-        worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
-        try:
-            worker.stdin.write(f"{json.dumps(sys.path)}\n{json.dumps(asdict(request))}\n")
-            worker.stdin.close()
-            for line in worker.stdout:
-                answer = json.loads(line)
-                if "report" in answer:
-                    return answer["report"]
-                if "error" in answer:
-                    raise CourseError(answer["error"])
-                if "traceback" in answer:
-                    raise StepFailed(request, answer["traceback"])
+class _Compiler:
+    """The process of compile_worker.py, and a file for libtpu's log lines."""
+
+    def __init__(self):
+        self.log = tempfile.TemporaryFile("w+")
+        command = ["env", *(f"{name}={value}" for name, value in SETTINGS.items()), sys.executable, "-c", START]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
+        self.process = subprocess.Popen(command, **pipes, text=True, start_new_session=True)
+        self._send(sys.path)
+
+    def ask(self, request: Request, show: Callable[[str], None]) -> dict:
+        """What the worker answers: {"report": fields}, {"error": line} or {"traceback": text}."""
+        self.log.seek(0)
+        self.log.truncate()
+        with suppress(BrokenPipeError):  # it has ended, and its log says why
+            self._send(asdict(request))
+        found, code = {}, None
+        for line in self.process.stdout:
+            answer = json.loads(line)
+            if "ended" in answer:
+                code = answer["ended"]
+                break
+            if "progress" in answer:
                 show(answer["progress"])
-            code = worker.wait()
-        finally:
-            worker.kill()  # it has answered, or the caller was interrupted
-            worker.wait()
-            worker.stdout.close()
-        log.seek(0)
-        said = [line.strip() for line in log if line.strip()] or ["no output"]
-    raise StepFailed(request, "\n".join([*said, f"the compiler's process ended with {code}"]))
+            else:
+                found = answer
+        if not found:
+            self.log.seek(0)
+            said = [line.strip() for line in self.log if line.strip()] or ["no output"]
+            code = self.process.wait() if code is None else code
+            found = {"traceback": "\n".join([*said, f"the compiler's process ended with {code}"])}
+        return found
+
+    def stop(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # with the fork that compiles
+        self.process.communicate()
+        self.log.close()
+
+    def _send(self, message: object) -> None:
+        self.process.stdin.write(json.dumps(message) + "\n")
+        self.process.stdin.flush()
+
+
+_compilers: dict[tuple, _Compiler] = {}  # one at most, by what it was started with
+_one_at_a_time = threading.Lock()
+
+
+def _run(request: Request, show: Callable[[str], None]) -> dict:
+    """The worker's report as a dict."""
+    settings = tuple(sorted((name, value) for name, value in os.environ.items() if name not in UNREAD))
+    started_with = START, os.getcwd(), tuple(sys.path), settings
+    with _one_at_a_time:
+        if started_with not in _compilers or _compilers[started_with].process.poll() is not None:
+            _stop()
+            show("starting Keras on JAX")
+            _compilers[started_with] = _Compiler()
+        try:
+            answer = _compilers[started_with].ask(request, show)
+        except BaseException:  # interrupted: the next request would read this one's answers
+            _stop()
+            raise
+    if "error" in answer:
+        raise CourseError(answer["error"])
+    if "traceback" in answer:
+        raise StepFailed(request, answer["traceback"])
+    return answer["report"]
+
+
+@atexit.register
+def _stop() -> None:
+    while _compilers:
+        _compilers.popitem()[1].stop()
 
 
 def _reason(traceback: str) -> str:

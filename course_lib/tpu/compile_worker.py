@@ -1,11 +1,13 @@
-"""The process that compiles: it reads a request and writes progress and one report, each a line of JSON.
+"""The process that compiles: it reads requests and writes progress and one report for each, all lines of JSON.
 
 Needs Keras on JAX, libtpu. It is a separate process because the TPU compiler must be set up before JAX
-starts, and the notebook's JAX or TensorFlow has long started.
+starts, and the notebook's JAX or TensorFlow has long started. It only imports, and compiles in forks.
 """
 
+import gc
 import importlib.metadata
 import json
+import os
 import re
 import sys
 import time
@@ -37,22 +39,32 @@ REFUSALS = (  # libtpu's messages, the most precise first: what needs memory, ne
 
 
 def main() -> None:
-    """Started by compile_client.py: one request from stdin; stdout carries answers alone.
+    """Started by compile_client.py: requests from stdin, until it closes; stdout carries answers alone.
 
-    An answer is {"progress": words}, and at the end {"report": fields}, {"error": line} or {"traceback": text}.
+    An answer is any number of {"progress": words}, one of {"report": fields}, {"error": line} and
+    {"traceback": text}, and {"ended": the exit code of the fork that compiled}.
     """
+    gc.freeze()  # a collection in a fork would touch, and so copy, all that the imports made
+    for request in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            _compile(json.loads(request))
+            os._exit(0)
+        _answer(ended=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
-    def answer(**fields) -> None:
-        print(json.dumps(fields), flush=True)
 
+def _compile(fields: dict) -> None:
     try:
-        request = Request(**json.loads(sys.stdin.readline()))
-        report = compile_here(request, lambda words: answer(progress=words))
-        answer(report=report.as_dict())
+        report = compile_here(Request(**fields), lambda words: _answer(progress=words))
+        _answer(report=report.as_dict())
     except CourseError as error:
-        answer(error=str(error))
+        _answer(error=str(error))
     except Exception:  # of the model's own code too
-        answer(traceback=traceback.format_exc())
+        _answer(traceback=traceback.format_exc())
+
+
+def _answer(**fields) -> None:
+    print(json.dumps(fields), flush=True)
 
 
 def compile_here(request: Request, show: Callable[[str], None]) -> CompileReport:

@@ -307,6 +307,7 @@ OWN_RUN = question(
         "tested on training data": lambda answers, seed: answers["leaked"] > 0.01,
         "normalisation not settled": _not_settled,
     },
+    takes_long=True,
 )
 
 QUESTIONS = (REDUCE_SCATTER, REPLICA_STEP, PREPARE, LEARNING_RATE, ALL_REDUCE_SECONDS, OWN_RUN)
