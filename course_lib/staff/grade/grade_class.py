@@ -22,8 +22,7 @@ from course_lib.errors import CourseError
 from course_lib.lessons import LESSONS
 from course_lib.staff.grade import exports, feedback, grade_slurm, results, sandbox, submissions, summary
 from course_lib.staff.grade.grade_one import judge_submission, run_submission
-from course_lib.staff.grade.html_page import counted
-from course_lib.staff.grade.results import Result
+from course_lib.staff.grade.results import Result, counted
 from course_lib.staff.grade.sandbox import Limits, Sandbox, SandboxFailed, SandboxRun
 from course_lib.staff.grade.submissions import Submission
 
