@@ -217,14 +217,12 @@ def _secret(arguments: argparse.Namespace) -> bytes:
     if arguments.secret and not file.exists():
         raise CourseError(f"there is no file {file}: write at least {SECRET_BYTES // 2} bytes there, or omit --secret")
     try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(file, "x", opener=partial(os.open, mode=0o600)) as made:
+            made.write(secrets.token_hex(SECRET_BYTES) + "\n")
     except FileExistsError:
         pass
     except OSError as error:
         raise CourseError(f"the secret {file} cannot be written: {error.strerror}") from None
-    else:
-        with os.fdopen(descriptor, "w") as made:
-            made.write(secrets.token_hex(SECRET_BYTES) + "\n")
     try:
         secret = file.read_bytes().strip()
     except OSError as error:
