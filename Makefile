@@ -33,7 +33,7 @@ lint: setup
 	$(BIN)/ruff check --quiet
 	$(BIN)/ruff format --check --quiet
 
-# Nothing is executed: pages show the stored outputs.
+# No cell is executed: pages show the stored outputs.
 book: setup
 	@$(BIN)/course book
 

@@ -259,18 +259,20 @@ def test_what_needs_a_kernel_or_a_program_is_left_out():
     }
 
 
-def test_the_reference_reads_signatures_and_keeps_tables_as_typed(tmp_path):
-    path = tmp_path / "m.py"
-    path.write_text(
-        'def f(a: "np.ndarray", *, b: int = 2) -> str:\n'
-        '    """Take `a` and *b*.\n\n    a  an array\n    b  a number\n    """\n'
-        "def _hidden(): ...\n"
-    )
-    text = reference.module_page(reference.Module("course_lib.m", path), ["02_data_parallelism"])
-    assert ".. py:function:: f(a: np.ndarray, *, b: int=2) -> str" in text
+def test_the_reference_keeps_tables_as_typed():
+    text = reference.as_rst("Take `a` and *b*.\n\n    a  an array\n    b  a number\n")
     assert r"Take \ ``a``\  and \*b\*." in text
-    assert "   .. code-block:: text\n\n      a  an array\n      b  a number" in text
-    assert "_hidden" not in text
+    assert ".. code-block:: text\n\n       a  an array\n       b  a number" in text
+
+
+@needs_book
+def test_the_reference_shows_what_a_module_offers(site):
+    text = {name: " ".join("".join(page.text).split()) for name, page in site.items()}
+    collectives = text[Path("reference/course_lib.collectives.html")]
+    assert "ring_all_reduce(buffers: Sequence[ndarray]) → tuple[list[ndarray], Network]" in collectives
+    assert "Imported by lessons 02, 09" in collectives and "buffers one (n,) array per worker" in collectives
+    assert "class LocalCluster(job: Job, " in text[Path("reference/course_lib.cluster.html")]
+    assert "metrics: Mapping[str, float] = ...)" in text[Path("reference/course_lib.compare.html")]
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import markupsafe
 import pytest
 from unprivileged import as_nobody, give_to_nobody
 
@@ -102,6 +103,14 @@ def refusal(capsys, path: Path, *more: object) -> str:
 # The learner's side.
 
 
+def test_a_package_that_is_missing_is_named_in_one_line(learner, tmp_path):
+    code = "import sys; sys.modules['jinja2'] = None; from course_lib import cli; sys.exit(cli.main())"
+    command = [sys.executable, "-c", code, "certificate", "--name", TRUE_NAME, "--folder", learner]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not list(tmp_path.iterdir())
+    assert "pages need the jinja2 package: `pip install jinja2`" in done.stderr
+
+
 def test_what_is_open_is_one_line_and_exit_code_1(tmp_path, capsys):
     folder, out = finish(tmp_path / "e", *list(judges.MODULES)[1:]), tmp_path / "c.html"
     code, said, err = call(capsys, "certificate", "--name", TRUE_NAME, "--folder", folder, "--out", out)
@@ -124,7 +133,7 @@ def test_a_missing_notebook_is_one_line(tmp_path, capsys):
 
 def test_a_claim_says_that_it_is_one_and_names_all(claim):
     text = claim.read_text()
-    assert "learner&#x27;s own claim. Nobody has confirmed it" in text and all(
+    assert "learner's own claim. Nobody has confirmed it" in text and all(
         exercise in text for exercise in judges.MODULES
     )
     assert f"<h1>{TRUE_NAME}</h1>" in text and "64 of 64" in text
@@ -157,7 +166,7 @@ def test_html_in_a_name_is_text(learner, tmp_path, capsys, monkeypatch, key, nam
     assert call(capsys, "verify", made, "--key", key)[0] == 0
     for path in (out, made):
         assert "<script" not in path.read_text() and "<b>" not in path.read_text()
-        assert f"<h1>{html.escape(name)}</h1>" in path.read_text()
+        assert f"<h1>{markupsafe.escape(name)}</h1>" in path.read_text()
         assert certificate_page.opened(path.read_bytes()).record.name == name
 
 
@@ -222,8 +231,8 @@ CHANGES = {
     "name": ("Ada Lovelace", "Bob Lovelace"),
     "heading": (f"<h1>{TRUE_NAME}", "<h1>Bob Lovelace"),
     "points": ("4 of 4", "5 of 5"),
-    "recorded points": ("&quot;points&quot;:4", "&quot;points&quot;:5"),
-    "digest": ("&quot;digest&quot;:&quot;", "&quot;digest&quot;:&quot;0"),
+    "recorded points": ("&#34;points&#34;:4", "&#34;points&#34;:5"),
+    "digest": ("&#34;digest&#34;:&#34;", "&#34;digest&#34;:&#34;0"),
     "meaning": ("What this page proves", "What this page says"),
     "one blank": ("</main>", "</main> "),
 }

@@ -11,7 +11,7 @@ from course_lib.exercises import judges
 from course_lib.exercises.notebook_cells import question_tags, read_notebook
 from course_lib.exercises.probes import ex00
 from course_lib.staff.grade import grade_one
-from course_lib.staff.grade.html_page import state
+from course_lib.staff.grade.results import state
 from course_lib.staff.grade.sandbox import Limits, SandboxRun
 from course_lib.staff.grade.sandbox_side.answers import pack
 from course_lib.staff.grade.submissions import Submission

@@ -13,7 +13,8 @@ from test_report import Reader
 
 from course_lib.errors import CourseError
 from course_lib.exercises.verdict import TargetResult, Verdict
-from course_lib.staff.grade import exports, feedback, html_page, results, summary
+from course_lib.staff import html_page
+from course_lib.staff.grade import exports, feedback, results, summary
 from course_lib.staff.grade.results import Result
 
 EXERCISE = "02_data_parallelism"
@@ -78,9 +79,15 @@ NASTY = result(
 )
 
 
+BROKEN = result(HOSTILE, exercise=HOSTILE, problem=HOSTILE, file=HOSTILE, review=(HOSTILE,), sha256=HOSTILE)
+
 PAGES = {
     "two notebooks": feedback.learner_page("ana", [one for one in CLASS if one.learner == "ana"]),
     **{f"feedback {number}": feedback.learner_page(one.learner, [one]) for number, one in enumerate([*CLASS, NASTY])},
+    "hostile feedback": feedback.learner_page(HOSTILE, [BROKEN, BROKEN]),
+    "hostile summary": summary.as_html(
+        summary.figures([NASTY, BROKEN, replace(BROKEN, learner="x"), replace(NASTY, exercise=HOSTILE)])
+    ),
     "summary": summary.as_html(summary.figures([*CLASS, NASTY, replace(NASTY, learner="other")])),
     "empty summary": summary.as_html(summary.figures([])),
 }
@@ -142,7 +149,7 @@ def test_a_page_can_be_read_without_seeing_it(text):
     )
 
 
-@pytest.mark.parametrize("colours", [html_page._LIGHT, html_page._DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("colours", re.findall(r":root {([^}]*)}", html_page.STYLE), ids=["light", "dark"])
 def test_every_text_colour_has_the_contrast_of_wcag_aa(colours):
     colour = dict(re.findall(r"--(\w+): (#\w{6});", colours))
     for text in ("text", "quiet", "right", "wrong", "blank", "unchecked"):

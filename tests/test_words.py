@@ -30,6 +30,7 @@ FILES = [
         "*.md",
         "course_lib/**/*.py",
         "course_lib/**/*.toml",
+        "course_lib/**/*.html",
         "tests/**/*.py",
         "notebooks/*.ipynb",
         "solutions/*.ipynb",

@@ -18,6 +18,7 @@ from course_lib.exercises.ask import WRITE_HERE
 from course_lib.exercises.judges import published
 from course_lib.exercises.notebook_cells import checked_questions, question_tags, read_notebook
 from course_lib.staff.grade.results import write_whole
+from course_lib.staff.store_outputs import METADATA
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 
@@ -88,11 +89,7 @@ def exercise_of(solution: dict, path: Path) -> dict:
     _require_one_each(solution["cells"], [question.name for question in judges.questions(exercise)], path)
     return {
         "cells": cells,
-        "metadata": {
-            "course": {"digest": digest(cells), "exercise": exercise},
-            "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
-            "language_info": {"name": "python"},
-        },
+        "metadata": {**METADATA, "course": {"digest": digest(cells), "exercise": exercise}},
         "nbformat": 4,
         "nbformat_minor": 5,
     }

@@ -6,14 +6,7 @@ course_lib.cli imports this when one of them is called; what a subcommand needs 
 import argparse
 from pathlib import Path
 
-from course_lib.staff.certificate.certificate_command import (
-    CERTIFICATE_EXAMPLE,
-    VERIFY_EXAMPLE,
-    add_certificate_arguments,
-    add_verify_arguments,
-    certificate,
-    verify,
-)
+from course_lib.staff.certificate import certificate_command
 from course_lib.staff.grade import grade_command
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -96,8 +89,7 @@ def _add_book(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {
-    "certificate": (certificate, add_certificate_arguments, CERTIFICATE_EXAMPLE),
-    "verify": (verify, add_verify_arguments, VERIFY_EXAMPLE),
+    **certificate_command.COMMANDS,
     "grade": (grade_command.grade, grade_command.add_arguments, grade_command.EXAMPLE),
     "colab": (colab, _add_colab, "course colab notebooks/02_data_parallelism.ipynb --out 02.ipynb"),
     "badges": (badges, _add_badges, "course badges --repo jane/course"),

@@ -9,8 +9,6 @@ from pathlib import Path
 from course_lib.errors import CourseError
 from course_lib.staff.grade.grade_command import count
 
-CERTIFICATE_EXAMPLE = 'course certificate --name "Ada Lovelace"'
-VERIFY_EXAMPLE = "course verify ada.html --key class.key --sign ada-signed.html"
 CERTIFICATE_MEANS = (
     "The page is your own claim and says so: it carries your answers, and proves nothing by itself, since your "
     "machine could have written anything. Hand it to your instructor, whose `course verify` runs the answers again "
@@ -37,7 +35,7 @@ def certificate(arguments: argparse.Namespace) -> int:
         print(f"course certificate: {read.points} of {read.of} points; open: {', '.join(unfinished)}", file=sys.stderr)
         return 1
     made = record.claim(arguments.name, read, folder)
-    write_whole(arguments.out, certificate_page.claim_page(made).decode())
+    write_whole(arguments.out, certificate_page.claim_page(made))
     print(
         f"{arguments.out}: {made.name}, {made.points} of {made.of} points; your own claim until your instructor "
         "verifies it"
@@ -117,15 +115,13 @@ def _verify_claim(sealed, arguments: argparse.Namespace) -> int:
     if arguments.sign:
         key, today = keys.id_of(private.public_key()), datetime.now(UTC).date().isoformat()
         body = certificate_page.confirmed_body(dataclasses.replace(record, answers=""), key, today)
-        write_whole(arguments.sign, certificate_page.signed_page(body, key, keys.sign(private, body)).decode())
+        write_whole(arguments.sign, certificate_page.signed_page(body, key, keys.sign(private, body)))
         print(f"{arguments.sign}: signed with the class key {key}; anybody verifies it with the key's public half")
     return 0
 
 
 def _summary(record) -> str:
-    from course_lib.staff.grade.results import plain_line
-
-    return f"{plain_line(record.name)}, {record.points} of {record.of} points in {len(record.exercises)} exercises"
+    return f"{record.name}, {record.points} of {record.of} points in {len(record.exercises)} exercises"
 
 
 def add_certificate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -150,3 +146,9 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     add("--jobs", type=count, default=1, metavar="N", help="exercises run again at a time, 1 by default")
     text = "use no sandbox: the learner's code can then read and change all that you can"
     add("--run-submissions-as-me", action="store_true", help=text)
+
+
+COMMANDS = {
+    "certificate": (certificate, add_certificate_arguments, 'course certificate --name "Ada Lovelace"'),
+    "verify": (verify, add_verify_arguments, "course verify ada.html --key class.key --sign ada-signed.html"),
+}

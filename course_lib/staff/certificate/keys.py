@@ -4,8 +4,10 @@ Nothing of a key ships with the course, and no learner is handed a secret.
 """
 
 import base64
+import contextlib
 import hashlib
 import os
+from functools import partial
 from pathlib import Path
 
 from course_lib.errors import CourseError
@@ -33,11 +35,10 @@ def make(file: Path) -> Path:
     public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     for path, content, mode in ((file, text, 0o600), (public_file, public, 0o644)):
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with open(path, "xb", opener=partial(os.open, mode=mode)) as made:
+                made.write(content)
         except OSError as error:
             raise CourseError(f"the key {path} cannot be written ({error.strerror}); name a new file") from None
-        with os.fdopen(descriptor, "wb") as made:
-            made.write(content)
     return public_file
 
 
@@ -80,15 +81,9 @@ def _read(file: Path):
         content = file.read_bytes()
     except OSError as error:
         raise CourseError(f"the key {file} cannot be read: {error.strerror}") from None
-    loaders = (
-        lambda: serialization.load_pem_private_key(content, None),
-        lambda: serialization.load_pem_public_key(content),
-    )
-    for load in loaders:
-        try:
-            key = load()
-        except (ValueError, TypeError):
-            continue
-        if isinstance(key, (ed25519.Ed25519PrivateKey, ed25519.Ed25519PublicKey)):
-            return key
+    for load in (partial(serialization.load_pem_private_key, password=None), serialization.load_pem_public_key):
+        with contextlib.suppress(ValueError, TypeError):
+            key = load(content)
+            if isinstance(key, (ed25519.Ed25519PrivateKey, ed25519.Ed25519PublicKey)):
+                return key
     raise CourseError(f"{file} is no key of a class; `course verify --new-key FILE` makes one")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from course_lib.errors import CourseError
 from course_lib.exercises.notebook_cells import question_tags, read_notebook
-from course_lib.progress import ExerciseProgress, Progress
+from course_lib.progress import Progress
 
 FORMAT = "distributed training course, certificate 1"
 LONGEST_NAME = 100  # characters
@@ -107,7 +107,10 @@ def claim(name: str, progress: Progress, folder: Path) -> Record:
         raise CourseError(f"--name takes 1 to {LONGEST_NAME} characters that can be printed, not {name[:120]!r}")
     answers = {one.exercise: code_of(folder / f"{one.exercise}.ipynb") for one in progress.exercises}
     today = datetime.now(UTC).date().isoformat()
-    lines = tuple(_line(one, answers[one.exercise]) for one in progress.exercises)
+    lines = tuple(
+        Line(one.exercise, one.points, one.of, _day(one.right_since), sha256_of(answers[one.exercise]))
+        for one in progress.exercises
+    )
     return Record(name, today, lines, pack(answers))
 
 
@@ -151,10 +154,6 @@ def sha256_of(code: list[dict]) -> str:
 def canonical(values: object) -> bytes:
     """The one JSON of these values: sorted keys, no blanks, ASCII."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
-
-
-def _line(one: ExerciseProgress, code: list[dict]) -> Line:
-    return Line(one.exercise, one.points, one.of, _day(one.right_since), sha256_of(code))
 
 
 def _day(time: str | None) -> str:

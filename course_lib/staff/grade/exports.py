@@ -27,9 +27,8 @@ from pathlib import Path
 
 from course_lib.errors import CourseError
 from course_lib.exercises.verdict import Verdict
-from course_lib.staff.grade.html_page import plain_block
 from course_lib.staff.grade.owners import safe_name
-from course_lib.staff.grade.results import Result, as_csv, plain_line, write_whole
+from course_lib.staff.grade.results import Result, as_csv, plain_block, plain_line, write_whole
 
 _NAME_AND_ID = re.compile(r"(.*\S)\s*\((\d{1,18})\)\s*")
 _LOGIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*")  # what a spreadsheet program cannot take for a formula

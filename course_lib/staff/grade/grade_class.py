@@ -22,8 +22,7 @@ from course_lib.errors import CourseError
 from course_lib.lessons import LESSONS
 from course_lib.staff.grade import exports, feedback, grade_slurm, results, sandbox, submissions, summary
 from course_lib.staff.grade.grade_one import judge_submission, run_submission
-from course_lib.staff.grade.html_page import counted
-from course_lib.staff.grade.results import Result
+from course_lib.staff.grade.results import Result, counted
 from course_lib.staff.grade.sandbox import Limits, Sandbox, SandboxFailed, SandboxRun
 from course_lib.staff.grade.submissions import Submission
 
@@ -218,14 +217,12 @@ def _secret(arguments: argparse.Namespace) -> bytes:
     if arguments.secret and not file.exists():
         raise CourseError(f"there is no file {file}: write at least {SECRET_BYTES // 2} bytes there, or omit --secret")
     try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(file, "x", opener=partial(os.open, mode=0o600)) as made:
+            made.write(secrets.token_hex(SECRET_BYTES) + "\n")
     except FileExistsError:
         pass
     except OSError as error:
         raise CourseError(f"the secret {file} cannot be written: {error.strerror}") from None
-    else:
-        with os.fdopen(descriptor, "w") as made:
-            made.write(secrets.token_hex(SECRET_BYTES) + "\n")
     try:
         secret = file.read_bytes().strip()
     except OSError as error:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from course_lib.errors import CourseError
-from course_lib.exercises.verdict import Verdict
+from course_lib.exercises.verdict import NO_ANSWER, Verdict
 
 CSV = "results.csv"
 BYTE_ORDER_MARK = "\ufeff"  # without it Excel reads UTF-8 as the machine's old code page; Python: encoding="utf-8-sig"
@@ -23,6 +23,7 @@ QUESTIONS = tuple(f"q{number}" for number in range(1, 7))
 _HEADERS = ("learner", "exercise", "points", "of", *QUESTIONS, "mistakes", "review", "problem", "file")
 
 LONGEST_LINE = 600  # characters; the checks' own lines stay well below
+LONGEST_BLOCK = 20_000
 # Controls, halves of characters, and what reorders or hides the text around it; joiners stay, as names need them.
 UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff"
@@ -138,6 +139,26 @@ def plain_line(text: str, longest: int = LONGEST_LINE) -> str:
     """The text on one line, with each unseen character as a replacement mark, cut to so many characters."""
     line = " ".join(UNSEEN.sub("\ufffd", re.sub("[\r\n\u2028\u2029]", " ", text)).split())
     return line if len(line) <= longest else f"{line[:longest]} ..."
+
+
+def plain_block(text: str) -> str:
+    """The end of a longer text with its lines, each unseen character as a replacement mark."""
+    kept = text if len(text) <= LONGEST_BLOCK else "... " + text[-LONGEST_BLOCK:]
+    return UNSEEN.sub("\ufffd", re.sub("\r\n?", "\n", kept))
+
+
+def counted(number: int, what: str) -> str:
+    """The number with its noun: 1 point, 2 points."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def state(verdict: Verdict) -> str:
+    """What became of a question, as the class that colours it: "right", "wrong", "blank" or "unchecked"."""
+    if verdict.right:
+        return "right"
+    if verdict.problem.startswith(("is still blank", NO_ANSWER)):
+        return "blank"
+    return "unchecked" if verdict.problem.startswith("was not checked") else "wrong"
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

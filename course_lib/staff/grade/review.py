@@ -67,7 +67,7 @@ def suspicious(cells: list[dict]) -> tuple[str, ...]:
 
 def _in_source(source: str, names: dict[str, str]) -> list[str]:
     """What one cell does; its names of modules, and of what is in them, are added to names."""
-    for text in (source, _MAGIC.sub(_without_magic, source)):
+    for text in (source, _MAGIC.sub(lambda it: "= None" if it[1] is None else f"{it[1]}pass", source)):
         with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
             tree = syntax_tree(text)
             break
@@ -87,10 +87,6 @@ def syntax_tree(source: str) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(source)
-
-
-def _without_magic(match: re.Match) -> str:
-    return "= None" if match[1] is None else f"{match[1]}pass"
 
 
 def _mentions(text: str) -> list[str]:

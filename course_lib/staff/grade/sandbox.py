@@ -94,14 +94,9 @@ class SandboxRun:
     ending: dict = field(default_factory=dict)
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the notebook ran to its end."""
-        return {"end": True} in self.records
-
-    @property
     def stopped_at(self) -> int | str | None:
         """The cell's place, or the question's name, at which the run ended early."""
-        last = None if self.is_whole else self.ending.get("last")
+        last = None if {"end": True} in self.records else self.ending.get("last")
         return last if type(last) in (int, str) else None
 
 

@@ -1,4 +1,4 @@
-"""The class at a glance, for the examiner: summary.json, and summary.html that shows the same figures. Needs nothing.
+"""The class at a glance, for the examiner: summary.json, and summary.html that shows the same figures. Needs Jinja2.
 
 It holds review lines, so it is not for learners. The same results in any order give the same bytes.
 """
@@ -10,17 +10,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from course_lib.exercises.verdict import Verdict
-from course_lib.staff.grade.html_page import bullets, page, shown, state, table
-from course_lib.staff.grade.results import Result, write_whole
+from course_lib.staff.grade.results import Result, state, write_whole
+from course_lib.staff.html_page import page
 
-STATES = {"right": "right", "wrong": "wrong", "blank": "blank", "unchecked": "not checked"}
-_BAR = "A bar holds right, wrong, blank and not checked, from left to right."
+STATES = ("right", "wrong", "blank", "unchecked")
 GAP_COUNT, GAP_SHARE = 3, 0.1  # so many wrong answers that fit no known mistake, and this share: the bank has a gap
 _OF_NOTHING = hashlib.sha256(b"").hexdigest()  # what could not be read
-FOOTER = (
-    "Right, wrong, blank and not checked count notebooks that could be graded. This page holds notes about learners: "
-    "it is for examiners only."
-)
 
 
 def write(folder: Path, results: Iterable[Result]) -> None:
@@ -129,86 +124,4 @@ def _mean(points: Sequence[int]) -> float | None:
 
 def as_html(found: dict) -> str:
     """The page of what figures gives."""
-    counts = [f"{found[name]:,} {name if found[name] != 1 else name[:-1]}" for name in ("submissions", "learners")]
-    lead = f"{' of '.join(counts)}. {found['problems']:,} could not be graded, {len(found['look_at']):,} need a look."
-    parts = [_exercise_part(exercise) for exercise in found["exercises"]]
-    parts += [_mistakes_part(found["mistakes"]), _gaps_part(found["bank_gaps"])]
-    parts += [_look_part(found["look_at"]), _identical_part(found["identical"])]
-    return page("Summary for the examiner", lead, parts, FOOTER)
-
-
-def _exercise_part(exercise: dict) -> str:
-    graded = exercise["submissions"] - exercise["problems"]
-    words = f"{graded} of {exercise['submissions']} submissions graded"
-    if graded:
-        words += f"; on average {exercise['mean_points']:.2f} of {exercise['of']} points"
-    headers = ("question", "right", "share", *list(STATES.values())[1:], "mean points")
-    rows = [_question_row(question) for question in exercise["questions"]]
-    answers = table(f"Answers to {exercise['exercise']}", headers, rows, numbers=range(1, 7))
-    lead = f"<p>{words}. {_BAR if rows else ''}</p>"
-    return f"<section><h2>{shown(exercise['exercise'])}</h2>{lead}{answers if rows else ''}</section>"
-
-
-def _question_row(question: dict) -> list[str]:
-    return [
-        f"{shown(question['question'])}: {shown(question['title'])}",
-        str(question["right"]),
-        f"{question['right_share']:.0%}{_bar(question)}",
-        *(str(question[kind]) for kind in list(STATES)[1:]),
-        f"{question['mean_points']:.2f} of {question['of']}",
-    ]
-
-
-def _bar(question: dict) -> str:
-    """The row's counts as one bar; the cells beside it say the same in figures."""
-    total, start, pieces = sum(question[kind] for kind in STATES), 0.0, []
-    for kind in STATES:
-        width = 100 * question[kind] / total
-        pieces.append(f'<rect class="{kind}" x="{start:.2f}" y="0" width="{width:.2f}" height="10"/>')
-        start += width
-    return f'<svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">{"".join(pieces)}</svg>'
-
-
-def _mistakes_part(mistakes: list[dict]) -> str:
-    headers = ("mistake", "count", "what it means")
-    rows = [
-        (
-            f"{shown(one['mistake'])}<br>{shown(one['exercise'])} {shown(one['question'])}",
-            str(one["count"]),
-            shown(one["meaning"]),
-        )
-        for one in mistakes
-    ]
-    body = table("Recognised mistakes, most frequent first", headers, rows, numbers=(1,))
-    return f"<section><h2>Frequent mistakes</h2>{body if rows else '<p>None was recognised.</p>'}</section>"
-
-
-def _gaps_part(gaps: list[dict]) -> str:
-    lines = [f"{gap['exercise']} {gap['question']}: {gap['unrecognised']} wrong answers" for gap in gaps]
-    about = f"<p>Questions with {GAP_COUNT} or more answers that fit no known mistake, and {GAP_SHARE:.0%} of all.</p>"
-    body = bullets(lines) if lines else "<p>No question.</p>"
-    return f"<section><h2>Wrong for reasons that the course does not know</h2>{about}{body}</section>"
-
-
-def _look_part(look_at: list[dict]) -> str:
-    rows = [
-        (
-            shown(one["learner"]),
-            f"{shown(one['exercise'] or 'no known exercise')}<br>{shown(one['file'])}",
-            (shown(one["problem"]) if one["problem"] else "") + (bullets(one["review"]) if one["review"] else ""),
-        )
-        for one in look_at
-    ]
-    body = table("Problems and what to review", ("learner", "notebook", "why"), rows)
-    return f"<section><h2>Submissions to look at</h2>{body if rows else '<p>None.</p>'}</section>"
-
-
-def _identical_part(groups: list[dict]) -> str:
-    about = "<p>The same bytes from different learners; an untouched exercise is the same for everybody.</p>"
-    rows = []
-    for group in groups:
-        same = group["notebooks"]
-        lines = [f"{one['learner']}, {one['points']} of {one['of']} points: {one['file']}" for one in same]
-        rows.append((shown(group["sha256"], 12), bullets(lines)))
-    body = table("Notebooks by their SHA-256", ("SHA-256", "notebooks"), rows)
-    return f"<section><h2>Identical notebooks</h2>{about}{body if rows else '<p>None.</p>'}</section>"
+    return page("summary.html", gap_count=GAP_COUNT, gap_share=GAP_SHARE, **found)

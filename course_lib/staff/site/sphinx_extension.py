@@ -1,15 +1,18 @@
 """What the site adds to Sphinx. Needs Sphinx.
 
-Formulas as MathML, which browsers draw by themselves; types that link to their own module's classes; no empty headers.
+Formulas as MathML, which browsers draw by themselves; docstrings in the library's own style; no empty headers.
 """
 
+import functools
+import inspect
 import re
 
 from docutils import nodes
 from docutils.utils.math import MathError, latex2mathml
-from sphinx.addnodes import pending_xref
 from sphinx.errors import SphinxError
 from sphinx.writers.html5 import HTML5Translator
+
+from course_lib.staff.site.reference import as_rst
 
 _DIGITS = re.compile(r"\\frac\s*(\d)(\d)")  # TeX takes one digit each, docutils all of them as one number
 
@@ -18,15 +21,26 @@ def setup(app) -> dict:
     """Sphinx calls this."""
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
     app.add_node(nodes.entry, override=True, html=(_visit_cell, HTML5Translator.depart_entry))
-    app.connect("doctree-read", _exact)
+    app.connect("autodoc-process-docstring", _read)
+    app.connect("autodoc-skip-member", _is_left_out)
+    app.connect("autodoc-process-signature", _parsed)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
 
 
-def _exact(app, doctree) -> None:
-    """A type in a signature leads to the class of its own module, or nowhere: two modules may each have a Run."""
-    for node in doctree.findall(pending_xref):
-        if node.get("refdomain") == "py":
-            node.attributes.pop("refspecific", None)  # it lets Sphinx search all modules
+def _read(app, what, name, thing, options, lines: list[str]) -> None:
+    """A docstring, from the library's style to reStructuredText."""
+    lines[:] = as_rst("\n".join(lines)).splitlines()
+
+
+def _is_left_out(app, what, name, thing, skip, options) -> bool | None:
+    """A module's constants and a class' fields, which their own docstrings tell of."""
+    kinds = (type, property, functools.cached_property, classmethod, staticmethod)
+    return None if inspect.isroutine(thing) or isinstance(thing, kinds) else True
+
+
+def _parsed(app, what, name, thing, options, signature, returned) -> tuple:
+    """A default that is made afresh each time, as something that Sphinx can parse."""
+    return signature and signature.replace("<factory>", "..."), returned
 
 
 def _visit_cell(writer, node) -> None:
