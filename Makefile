@@ -21,7 +21,7 @@ lab: setup
 	@$(BIN)/course lab
 
 # A file's tests stay together: a notebook's cells need their kernel, in order. tests/conftest.py puts the longest first.
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 6 --dist loadfile --no-loadscope-reorder
 
 check: lint
 	$(PYTEST) -m 'not heavy and not slow' tests

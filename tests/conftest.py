@@ -33,6 +33,12 @@ def seconds(path: Path) -> int:
     return SECONDS.get(path.parent.name, {}).get(name, 0)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """Three for two cores: lessons and many tests wait for processes of their own."""
+    return max(1, 3 * devices.machine().cores // 2)
+
+
 def pytest_collection_modifyitems(items):
     """Mark what takes long, and start with the longest; what takes minutes runs where CI is set."""
     items.sort(key=lambda item: -seconds(item.path))
