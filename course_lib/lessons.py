@@ -12,28 +12,31 @@ class Lesson:
     name       of its files in notebooks/, solutions/ and exercises/, without the ending
     title      without its number
     question   the one that the lesson answers
-    exercise   the module of its questions in exercises/judges and exercises/probes
-    framework  Keras' backend in it: "tensorflow" or "jax"
     devices    that it divides its work over, simulated on the CPU where the machine has fewer
-    hardware   what it can use beside the CPU, or ""
     minutes    that it runs on two CPU cores, about
+    framework  Keras' backend in it: "tensorflow" or "jax"
+    hardware   what it can use beside the CPU, or ""
     packages   distributions that it needs beside the framework, as the package index names them
     """
 
     name: str
     title: str
     question: str
-    exercise: str
-    framework: str
     devices: int
-    hardware: str
     minutes: float
-    packages: tuple[str, ...]
+    framework: str = "tensorflow"
+    hardware: str = ""
+    packages: tuple[str, ...] = DATA
 
     @property
     def number(self) -> str:
         """Two digits, as in the file's name."""
         return self.name[:2]
+
+    @property
+    def exercise(self) -> str:
+        """The module of its questions in exercises/judges and exercises/probes."""
+        return f"ex{self.number}"
 
 
 _ALL = (
@@ -41,41 +44,30 @@ _ALL = (
         name="00_start_here",
         title="Start here",
         question="What do I have, and how does this course work?",
-        exercise="ex00",
-        framework="tensorflow",
         devices=4,
         hardware="four GPUs",
         minutes=0.25,
-        packages=DATA,
     ),
     Lesson(
         name="01_one_device",
         title="One device",
         question="Where does a training step's time go?",
-        exercise="ex01",
-        framework="tensorflow",
         devices=1,
         hardware="a GPU",
         minutes=0.7,
-        packages=DATA,
     ),
     Lesson(
         name="02_data_parallelism",
         title="Data parallelism",
         question="Do four replicas compute the same as one device?",
-        exercise="ex02",
-        framework="tensorflow",
         devices=4,
         hardware="four GPUs",
         minutes=0.75,
-        packages=DATA,
     ),
     Lesson(
         name="03_multi_worker",
         title="Multi-worker",
         question="What changes when replicas are other machines?",
-        exercise="ex03",
-        framework="tensorflow",
         devices=1,
         hardware="machines with GPUs",
         minutes=2,
@@ -85,10 +77,7 @@ _ALL = (
         name="04_parameter_server",
         title="Parameter servers",
         question="What do we gain and lose without synchrony?",
-        exercise="ex04",
-        framework="tensorflow",
         devices=1,
-        hardware="",
         minutes=1,
         packages=(*DATA, "psutil"),
     ),
@@ -96,7 +85,6 @@ _ALL = (
         name="05_tpu",
         title="TPUs",
         question="How do I use a TPU, and what does it want from my code?",
-        exercise="ex05",
         framework="jax",
         devices=8,
         hardware="eight TPU devices",
@@ -107,10 +95,7 @@ _ALL = (
         name="06_model_parallelism",
         title="Model parallelism",
         question="What if the model does not fit?",
-        exercise="ex06",
-        framework="tensorflow",
         devices=2,
-        hardware="",
         minutes=1,
         packages=(*DATA, "psutil"),
     ),
@@ -118,7 +103,6 @@ _ALL = (
         name="07_tensor_parallelism_and_sharding",
         title="Tensor parallelism and sharding",
         question="How is one layer, or its optimizer state, split?",
-        exercise="ex07",
         framework="jax",
         devices=8,
         hardware="eight GPUs or TPU cores",
@@ -129,8 +113,6 @@ _ALL = (
         name="08_gradient_accumulation",
         title="Gradient accumulation",
         question="How do I get a big batch in a small memory?",
-        exercise="ex08",
-        framework="tensorflow",
         devices=2,
         hardware="two GPUs",
         minutes=1,
@@ -140,8 +122,6 @@ _ALL = (
         name="09_mixed_precision",
         title="Mixed precision",
         question="Why is half precision faster, and when does it break?",
-        exercise="ex09",
-        framework="tensorflow",
         devices=2,
         hardware="two GPUs",
         minutes=1,
@@ -151,8 +131,6 @@ _ALL = (
         name="10_choosing_a_strategy",
         title="Choosing a strategy",
         question="Which of all these do I need?",
-        exercise="ex10",
-        framework="tensorflow",
         devices=4,
         hardware="four GPUs",
         minutes=1,
@@ -162,8 +140,6 @@ _ALL = (
         name="11_capstone",
         title="Capstone",
         question="Can I put it together?",
-        exercise="ex11",
-        framework="tensorflow",
         devices=4,
         hardware="four GPUs",
         minutes=1.5,

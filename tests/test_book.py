@@ -227,19 +227,6 @@ def test_a_picture_without_alt_text_is_refused():
         source_pages.notebook_page({"cells": cells}, Path("a.ipynb"))
 
 
-def test_a_table_without_column_headers_gets_row_headers():
-    assert source_pages.with_headers("<table><tr><td>a</td><td>1</td></tr></table>") == (
-        '<table><tr><th scope="row">a</th><td>1</td></tr></table>'
-    )
-    assert source_pages.with_headers("<table><tr><th></th><th>b</th></tr><tr><td>a</td><td>1</td></tr></table>") == (
-        '<table><tr><td></td><th scope="col">b</th></tr><tr><th scope="row">a</th><td>1</td></tr></table>'
-    )
-    assert (
-        source_pages.with_headers('<table><tr><th scope="col"></th></tr></table>')
-        == "<table><tr><td></td></tr></table>"
-    )
-
-
 def test_what_needs_a_kernel_or_a_program_is_left_out():
     data = {
         "text/html": "<p>still</p>",

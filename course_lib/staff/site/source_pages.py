@@ -3,8 +3,7 @@
 The site's folders are those of the checkout, so links between notebooks lead
 where they led. What a page can't show as it stands is changed on the way: badges,
 which are pictures on another machine; links into the library's code, which
-become links to its reference; and what a picture or a table lacks for those who
-hear the page.
+become links to its reference; and what a picture lacks for those who hear the page.
 """
 
 import json
@@ -17,8 +16,6 @@ from course_lib.exercises.notebook_cells import read_notebook
 
 _BADGE = re.compile(r"\[!\[([^\]]*)\]\(https://colab\.[^)]*\.svg\)\]\(([^)]*)\)")
 _MODULE = re.compile(r"\]\((?:\.\./)?course_lib/([\w/]+?)(?:/__init__)?\.py\)")
-_EMPTY_HEADER = re.compile(r"<th[^>]*></th>")
-_TABLE = re.compile(r"<table>(.*?)</table>", re.DOTALL)
 
 # Forms of an output that no page can show: a verdict for programs, and a widget, which needs a kernel.
 _FOR_PROGRAMS = ("application/vnd.course.", "application/vnd.jupyter.widget-")
@@ -57,7 +54,7 @@ def stage(checkout: Path, source: Path) -> None:
 
 
 def notebook_page(notebook: dict, path: Path) -> dict:
-    """The notebook with its Markdown, tables and pictures made fit for a page.
+    """The notebook with its Markdown and pictures made fit for a page.
 
     Raises  CourseError for a picture without alt text
     """
@@ -68,8 +65,6 @@ def notebook_page(notebook: dict, path: Path) -> dict:
             data = output.get("data", {})
             for kind in [kind for kind in data if kind.startswith(_FOR_PROGRAMS)]:
                 del data[kind]
-            if "text/html" in data:
-                data["text/html"] = with_headers("".join(data["text/html"]))
         pictures = [output for output in cell.get("outputs", ()) if "image/png" in output.get("data", {})]
         alts = [one.get("metadata", {}).get("image/png", {}).get("alt", "").strip() for one in pictures]
         if len(alts) > 1 or alts == [""]:
@@ -82,22 +77,6 @@ def notebook_page(notebook: dict, path: Path) -> dict:
 def anchor(title: str) -> str:
     """A heading's anchor as Jupyter makes it, which is what the notebooks' links name."""
     return title.replace(" ", "-")
-
-
-def with_headers(html: str) -> str:
-    """Tables whose headers say what they head: a column's at the top, a row's where the first column has none.
-
-    An empty header heads nothing, so it becomes a plain cell.
-    """
-
-    def table(match: re.Match) -> str:
-        rows = match[1]
-        if "<th" not in rows or "<th></th>" in rows:
-            rows = re.sub(r"<tr><td>(.*?)</td>", r'<tr><th scope="row">\1</th>', rows, flags=re.DOTALL)
-        rows = _EMPTY_HEADER.sub("<td></td>", rows).replace("<th>", '<th scope="col">')
-        return f"<table>{rows}</table>"
-
-    return _TABLE.sub(table, html)
 
 
 def _rewritten(markdown: str, up: str) -> str:
