@@ -14,17 +14,18 @@ devices.simulate(4, "tensorflow" if HAS_TENSORFLOW else "jax")
 
 
 ROOT = Path(__file__).parents[1]
-# Seconds that a file's tests take on two quiet cores, from ten on, as --durations=0 shows them. The longest start
-# first, so that none runs alone at the end, and `make check` leaves all of them out.
+# Seconds that a file's tests take on two cores, about, as --durations=0 shows them. The longest start first, so that
+# none runs alone at the end, and `make check` leaves all of them out.
 SECONDS = {
-    "notebooks": {"00": 7, "01": 35, "02": 53, "03": 127, "04": 47, "05": 194, "06": 51, "07": 42, "08": 48, "09": 42}
-    | {"10": 32, "11": 77},
-    "solutions": {"02": 36, "03": 22, "04": 33, "05": 19, "07": 39, "08": 21, "09": 16, "11": 37},
-    "tests": {"test_support_matrix": 300, "test_exercises": 120, "test_cluster": 90, "test_training": 86}
-    | {"test_accumulate": 78, "test_jax_only": 58, "test_tpu": 51, "test_multi_worker": 42, "test_views": 37}
-    | {"test_data": 34, "test_devices": 27, "test_models": 24, "test_cluster_network": 24, "test_grade_command": 22}
-    | {"test_book": 21, "test_worker_checks": 16, "test_forks": 16, "test_plan_machine": 13, "test_pipeline": 12}
-    | {"test_parameter_server": 13, "test_plan_network": 11, "test_grade_inside": 9, "test_cluster_cli": 9},
+    "notebooks": {"00": 6, "01": 45, "02": 92, "03": 125, "04": 51, "05": 112, "06": 55, "07": 81, "08": 87}
+    | {"09": 73, "10": 47, "11": 84},
+    "solutions": {"02": 27, "03": 20, "04": 25, "05": 18, "07": 39, "08": 15, "09": 20, "11": 55},
+    "tests": {"test_support_matrix": 300, "test_cluster": 94, "test_exercises": 80, "test_accumulate": 72}
+    | {"test_jax_only": 57, "test_tpu": 56, "test_multi_worker": 54, "test_training": 50}
+    | {"test_views": 48, "test_data": 45, "test_book": 33, "test_models": 29, "test_grade_command": 18}
+    | {"test_cluster_network": 15, "test_worker_checks": 15, "test_pipeline": 15, "test_parameter_server": 14}
+    | {"test_devices": 13, "test_plan_network": 12, "test_forks": 11, "test_plan_machine": 8}
+    | {"test_grade_inside": 8, "test_cluster_cli": 7},
 }
 
 

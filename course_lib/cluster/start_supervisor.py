@@ -71,6 +71,11 @@ def _imported(text: str) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
+def settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What a framework may read when it is imported."""
+    return {name: value for name, value in environment.items() if name not in UNREAD}
+
+
 class ForkServer:
     """A process that has imported some modules under one environment, seen from the process that wants forks of it."""
 
@@ -120,14 +125,13 @@ _one_at_a_time = threading.Lock()
 
 def _fork(job: Job, environment: Mapping[str, str], arguments: Sequence[str], log: IO, lock: int) -> Forked:
     """A supervisor from a fork server with this environment, because frameworks read their settings when imported."""
-    settings = {**environment, "KERAS_BACKEND": job.framework, **job.environment}
-    settings = {name: value for name, value in settings.items() if name not in UNREAD}
-    wanted = modules(job), *sorted(settings.items())
+    read = settings({**environment, "KERAS_BACKEND": job.framework, **job.environment})
+    wanted = modules(job), *sorted(read.items())
     with _one_at_a_time:
         try:
             if wanted not in _servers or not _servers[wanted].alive():
                 stop_server()
-                _servers[wanted] = ForkServer(modules(job), settings)
+                _servers[wanted] = ForkServer(modules(job), read)
             return _servers[wanted].supervise(arguments, log, lock)
         except BaseException:  # the next request would read this one's answer
             stop_server()

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from course_lib.cluster.start_supervisor import UNREAD
+from course_lib.cluster.start_supervisor import settings
 from course_lib.cluster.worker_program import WorkerProgram
 from course_lib.errors import CourseError
 from course_lib.tpu.compile_report import CompileReport
@@ -133,9 +133,9 @@ def stored() -> list[CompileReport]:
 
 def store(report: CompileReport) -> None:
     """Keep a report for `stored`, in place of the one for the same request."""
-    kept = [other for other in stored() if other.request != report.request]
-    rows = [replace(each, stored=False).as_dict() for each in (*kept, report)]
-    STORED.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    kept = (*(other for other in stored() if other.request != report.request), report)
+    text = json.dumps([replace(each, stored=False).as_dict() for each in kept], indent=1)
+    STORED.write_text(text + "\n", encoding="utf-8")
 
 
 class _Compiler:
@@ -154,28 +154,26 @@ class _Compiler:
         self.log.truncate()
         with suppress(BrokenPipeError):  # it has ended, and its log says why
             self._send(asdict(request))
-        found, code = {}, None
-        for line in self.process.stdout:
-            answer = json.loads(line)
+        found = {}
+        for answer in map(json.loads, self.process.stdout):
             if "ended" in answer:
-                code = answer["ended"]
                 break
             if "progress" in answer:
                 show(answer["progress"])
             else:
                 found = answer
-        if not found:
-            self.log.seek(0)
-            said = [line.strip() for line in self.log if line.strip()] or ["no output"]
-            code = self.process.wait() if code is None else code
-            found = {"traceback": "\n".join([*said, f"the compiler's process ended with {code}"])}
-        return found
+        else:
+            answer = {"ended": self.process.wait()}
+        if found:
+            return found
+        self.log.seek(0)
+        said = [line.strip() for line in self.log if line.strip()] or ["no output"]
+        return {"traceback": "\n".join([*said, f"the compiler's process ended with {answer['ended']}"])}
 
     def stop(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)  # with the fork that compiles
         self.process.communicate()
-        self.log.close()
 
     def _send(self, message: object) -> None:
         self.process.stdin.write(json.dumps(message) + "\n")
@@ -187,9 +185,8 @@ _one_at_a_time = threading.Lock()
 
 
 def _run(request: Request, show: Callable[[str], None]) -> dict:
-    """The worker's report as a dict."""
-    settings = tuple(sorted((name, value) for name, value in os.environ.items() if name not in UNREAD))
-    started_with = START, os.getcwd(), tuple(sys.path), settings
+    """The fields of the worker's report."""
+    started_with = START, os.getcwd(), tuple(sys.path), tuple(sorted(settings().items()))
     with _one_at_a_time:
         if started_with not in _compilers or _compilers[started_with].process.poll() is not None:
             _stop()
