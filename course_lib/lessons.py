@@ -88,7 +88,7 @@ _ALL = (
         framework="jax",
         devices=8,
         hardware="eight TPU devices",
-        minutes=1.5,
+        minutes=1,
         packages=("keras", "psutil", "scikit-learn", "matplotlib"),
     ),
     Lesson(

@@ -39,10 +39,9 @@ REFUSALS = (  # libtpu's messages, the most precise first: what needs memory, ne
 
 
 def main() -> None:
-    """Started by compile_client.py: requests from stdin, until it closes; stdout carries answers alone.
+    """Started by compile_client.py: requests from stdin, until it closes; for each, these answers on stdout alone.
 
-    An answer is any number of {"progress": words}, one of {"report": fields}, {"error": line} and
-    {"traceback": text}, and {"ended": the exit code of the fork that compiled}.
+    {"progress": words}, many times; {"report": fields}, {"error": line} or {"traceback": text}; {"ended": exit code}.
     """
     gc.freeze()  # a collection in a fork would touch, and so copy, all that the imports made
     for request in sys.stdin:
