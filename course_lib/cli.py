@@ -181,8 +181,8 @@ LEARNERS = {
 STAFF = {
     "grade": "grade a class: a folder, a zip or single notebooks, each in a sandbox",
     "verify": "verify a completion certificate, and sign one whose answers are right",
-    "colab": "write one self-contained notebook for Colab, with this package inside",
-    "badges": "point the Colab badges, and what Colab installs, at your fork",
+    "colab": "write self-contained notebooks for Colab, with this package inside",
+    "badges": "name your fork on GitHub in badges and set-up cells",
     "book": "write lessons, exercises and the library's reference as a web site",
     "new-exercises": "write exercises/ from solutions/",
     "run-notebooks": "execute notebooks and store their outputs",

@@ -90,7 +90,7 @@ def _outlook(lesson: Lesson, machine: devices.Machine) -> Outlook:
         remedies.append(_install(*packages))
     if machine.memory_bytes is not None and machine.memory_bytes < NEEDED_MEMORY_BYTES:
         missing.append(f"memory (has {machine.memory_bytes / GIB:.1f} of {NEEDED_MEMORY_BYTES / GIB:.0f} GiB)")
-        remedies.append("open it in Colab, from the badge at its top")
+        remedies.append("open it in Colab, see README.md")
     return Outlook(lesson.name, _backend(lesson, machine), tuple(missing), "; ".join(remedies))
 
 

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ from course_lib.staff import colab_copy, fork_badges, staff_commands
 from course_lib.staff.new_exercises import as_bytes, generate
 
 ROOT = Path(__file__).parents[1]
-HERE, FORK = fork_badges.home(ROOT / "README.md")[0], "jane-doe/my.course_2"
+FORK = "jane-doe/my.course_2"
+HOME = fork_badges.Home(FORK, "v1.2")
 FOLDERS = ("notebooks", "solutions", "exercises")
 NOTEBOOKS = [path.relative_to(ROOT) for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.ipynb"))]
 each_notebook = pytest.mark.parametrize("name", NOTEBOOKS, ids=str)
@@ -58,7 +60,6 @@ def call(capsys, *arguments: object) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     "name",
     [
-        "",
         "course",
         "jane/",
         "/course",
@@ -72,64 +73,111 @@ def call(capsys, *arguments: object) -> tuple[int, str, str]:
         "ja ne/course",
         "jane/course\n",
         "jane/(course)",
+        "jane/course@",
+        "jane/course@a b",
         "a" * 40 + "/course",
     ],
 )
-def test_a_name_that_is_no_repository_is_refused(checkout, name):
-    before = contents(checkout)
+def test_a_name_that_is_no_repository_is_refused(tmp_path, name):
     with pytest.raises(CourseError, match="takes OWNER/NAME") as refused:
-        fork_badges.point_at(name, checkout)
+        fork_badges.home_of(name, tmp_path)
     assert "\n" not in str(refused.value)
-    assert contents(checkout) == before
 
 
 @pytest.mark.parametrize("name", ["jane/course", "j/c", FORK, "a" * 39 + "/" + "c" * 100, "Jane/.github"])
-def test_a_name_as_github_has_it_is_accepted(checkout, name):
-    assert fork_badges.point_at(name, checkout)
-    assert fork_badges.home(checkout / LESSON) == (name, "main")
+def test_a_name_as_github_has_it_is_accepted(tmp_path, name):
+    assert fork_badges.home_of(f"{name}@v1", tmp_path) == fork_badges.Home(name, "v1")
+
+
+@pytest.fixture
+def clone(checkout):
+    """The checkout as a git repository with one commit."""
+    settings = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", "-c", "core.hooksPath="]
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *settings, *words], cwd=checkout, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    git("init", "-q", "-b", "term")
+    git("add", ".")
+    git("commit", "-q", "-m", "a course")
+    return git
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://github.com/jane/course",
+        "https://github.com/jane/course.git",
+        "https://token@github.com/jane/course.git/",
+        "git@github.com:jane/course.git",
+        "ssh://git@github.com/jane/course",
+    ],
+)
+def test_the_address_comes_from_git(clone, checkout, url):
+    clone("remote", "add", "origin", url)
+    commit = clone("rev-parse", "HEAD")
+    assert fork_badges.home_of(None, checkout) == fork_badges.Home("jane/course", commit, "term")
+    clone("tag", "v3")
+    assert fork_badges.home_of(None, checkout) == fork_badges.Home("jane/course", "v3", "term")
+    assert str(fork_badges.home_of("ann/c@x", checkout)) == "ann/c@x"
+
+
+@pytest.mark.parametrize("url", ["https://gitlab.com/jane/course", "/srv/course.git", "https://github.com.evil/a/b"])
+def test_a_remote_elsewhere_is_no_address(clone, checkout, url):
+    clone("remote", "add", "origin", url)
+    with pytest.raises(CourseError, match="no remote `origin` on GitHub"):
+        fork_badges.home_of(None, checkout)
+
+
+def test_without_git_the_commit_must_be_said(checkout):
+    with pytest.raises(CourseError, match="--repo jane/course@COMMIT"):
+        fork_badges.home_of("jane/course", checkout)
 
 
 def test_every_notebook_and_the_readme_name_the_fork_alone(checkout):
-    pointed = {str(one.path): one for one in fork_badges.point_at(FORK, checkout)}
-    assert pointed.keys() == {"README.md", *map(str, NOTEBOOKS)}
-    counts = {name: (one.badges, one.installs) for name, one in pointed.items()}
-    readme_badges, readme_installs = counts.pop("README.md")
-    assert readme_badges > 0 and readme_installs == 0 and set(counts.values()) == {(1, 1)}
-    for name in pointed:
-        content = (checkout / name).read_bytes()
-        assert HERE.encode() not in content
-        sites = rb"colab\.research\.google\.com/github|git\+https://github\.com"
-        addresses = re.findall(rb"(?:%s)/([\w.-]+/[\w.-]+)" % sites, content)
-        assert addresses and set(addresses) == {FORK.encode()}
+    assert set(fork_badges.point_at(HOME, checkout)) == {Path("README.md"), *NOTEBOOKS}
+    for name in NOTEBOOKS:
+        assert fork_badges.named(checkout / name) == str(HOME)
+        content = (checkout / name).read_text()
+        opens = name.as_posix().replace("solutions", "exercises")
+        assert re.findall(r"colab\.research\.google\.com/github/([^)]*)\)", content) == [f"{FORK}/blob/main/{opens}"]
+    readme = (checkout / "README.md").read_text()
+    assert readme.count(f"/github/{FORK}/blob/main/") == len(
+        [name for name in NOTEBOOKS if name.parts[0] != "solutions"]
+    )
 
 
-def test_nothing_but_the_repositorys_name_changes(checkout):
-    """Byte for byte: outputs, cell ids, metadata and the file's own form stay."""
-    before = contents(checkout)
-    fork_badges.point_at(FORK, checkout)
-    for name, content in contents(checkout).items():
-        digest = rb'"digest": "\w{64}"'
-        back, kept = (re.sub(digest, b"", one) for one in (content.replace(FORK.encode(), HERE.encode()), before[name]))
-        assert back == kept, name
-
-
-def test_the_second_time_changes_nothing_and_the_way_back_gives_the_first_files(checkout):
-    before = contents(checkout)
-    fork_badges.point_at(FORK, checkout)
+def test_another_address_replaces_it_and_the_second_time_changes_nothing(checkout):
+    fork_badges.point_at(fork_badges.Home("ann/other", "v0", "old"), checkout)
+    fork_badges.point_at(HOME, checkout)
     once = contents(checkout)
-    assert fork_badges.point_at(FORK, checkout) == []
-    assert contents(checkout) == once != before
-    fork_badges.point_at(HERE, checkout)
-    assert contents(checkout) == before
+    assert fork_badges.point_at(HOME, checkout) == [] and contents(checkout) == once
+    assert not [name for name, content in once.items() if b"ann/other" in content]
+
+
+def without_address(path: Path) -> dict:
+    notebook = read_notebook(path)
+    title, set_up = notebook["cells"][0], next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+    title["source"] = re.sub(r"\n\[!\[Open in Colab\].*\n", "", title["source"], count=1)
+    set_up["source"] = re.sub(r'(?<=REPOSITORY = ")[^"]*', "", set_up["source"], count=1)
+    notebook["metadata"].get("course", {})["digest"] = None
+    return notebook
+
+
+def test_nothing_but_the_address_and_the_badge_changes(checkout):
+    before = {name: without_address(checkout / name) for name in NOTEBOOKS}
+    fork_badges.point_at(HOME, checkout)
+    assert before == {name: without_address(checkout / name) for name in NOTEBOOKS}
 
 
 def test_an_untouched_exercise_stays_one(checkout):
-    fork_badges.point_at(FORK, checkout)
+    fork_badges.point_at(HOME, checkout)
     made = generate(checkout / "solutions", checkout / "exercises")
     assert {str(one.path.relative_to(checkout)): one.state for one in made} == {
         str(name): "up to date" for name in NOTEBOOKS if name.parts[0] == "exercises"
     }
-    fork_badges.point_at("another/fork", checkout)
+    fork_badges.point_at(fork_badges.Home("another/fork", "v1"), checkout)
     before = read_notebook(checkout / EXERCISE)
     solution = checkout / "solutions" / Path(EXERCISE).name
     newer = read_notebook(solution)
@@ -140,26 +188,20 @@ def test_an_untouched_exercise_stays_one(checkout):
 
 
 def test_a_learners_exercise_keeps_what_they_wrote(checkout):
-    mine = f"# I looked at https://github.com/{HERE}, and at git+https://github.com/{HERE}\nanswer = 42"
-    link = f"[lesson](https://colab.research.google.com/github/{HERE}/blob/main/notebooks/00_start_here.ipynb)"
     notebook = read_notebook(checkout / EXERCISE)
     answer = next(cell for cell in notebook["cells"] if question_tags(cell))
-    answer["source"], answer["execution_count"] = mine, 7
-    badge = "[![Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
-    own = f"{badge}(https://colab.research.google.com/github/{HERE}/blob/main/mine.ipynb)"
-    notebook["cells"].append({"cell_type": "markdown", "id": "mine", "metadata": {}, "source": link + own})
+    answer["source"], answer["execution_count"] = 'REPOSITORY = "mine"\nanswer = 42', 7
+    own = f"[![Open in Colab](https://colab.x/y.svg)](https://colab.research.google.com/github/{FORK}/blob/main/mine.ipynb)"
+    notebook["cells"].append({"cell_type": "markdown", "id": "mine", "metadata": {}, "source": own})
     (checkout / EXERCISE).write_bytes(as_bytes(notebook))
-
-    (one,) = [one for one in fork_badges.point_at(FORK, checkout) if str(one.path) == EXERCISE]
-    assert (one.badges, one.installs) == (1, 1)
+    fork_badges.point_at(HOME, checkout)
     after = read_notebook(checkout / EXERCISE)
-    assert after["metadata"] == notebook["metadata"]
     changed = [
         (old["cell_type"], new["source"].count(FORK))
         for old, new in zip(notebook["cells"], after["cells"], strict=True)
         if old != new
     ]
-    assert changed == [("markdown", 1), ("code", 1)]  # the title's badge and the set-up cell
+    assert after["metadata"] == notebook["metadata"] and changed == [("markdown", 1), ("code", 1)]
     states = {one.path: one.state for one in generate(checkout / "solutions", checkout / "exercises")}
     assert "left alone" in states[checkout / EXERCISE]
 
@@ -169,17 +211,16 @@ def test_a_broken_notebook_stops_it_before_anything_is_written(checkout):
     last.write_bytes(last.read_bytes()[:-2])
     before = contents(checkout)
     with pytest.raises(CourseError, match="is not JSON"):
-        fork_badges.point_at(FORK, checkout)
+        fork_badges.point_at(HOME, checkout)
     assert contents(checkout) == before
 
 
 def test_the_badges_command_says_what_it_changed(capsys, monkeypatch, checkout):
     monkeypatch.setattr(staff_commands, "CHECKOUT", checkout)
-    code, out, _ = call(capsys, "badges", "--repo", "jane/course")
-    assert code == 0
-    assert f"{LESSON}: 1 badge, the line that installs the course\n" in out
-    assert out.endswith(f"{len(NOTEBOOKS) + 1} files changed\n")
-    assert call(capsys, "badges", "--repo", "jane/course") == (0, "all files name jane/course already\n", "")
+    code, out, _ = call(capsys, "badges", "--repo", "jane/course@v1")
+    assert (code, out) == (0, f"{len(NOTEBOOKS) + 1} files now name jane/course@v1\n")
+    said = "all files name jane/course@v1 already\n"
+    assert call(capsys, "badges", "--repo", "jane/course@v1") == (0, said, "")
     code, out, err = call(capsys, "badges", "--repo", "jane")
     assert code == 2 and out == "" and err.count("\n") == 1 and "OWNER/NAME" in err
 
@@ -187,18 +228,38 @@ def test_the_badges_command_says_what_it_changed(capsys, monkeypatch, checkout):
 # The set-up cell
 
 
+@pytest.mark.parametrize("address", ["", "nobody/at-all@v1"])
+def test_without_the_course_the_set_up_cell_says_two_lines_and_no_traceback(tmp_path, address):
+    """In a real IPython that has neither the package nor a network: what a first-time reader sees."""
+    first = next(cell for cell in read_notebook(ROOT / LESSON)["cells"] if cell["cell_type"] == "code")
+    source = re.sub(r'(?<=REPOSITORY = ")[^"]*', address, first["source"], count=1)
+    hidden = "import sys; sys.modules['course_lib'] = None  # as if it were not installed\n"
+    (tmp_path / "set_up.ipy").write_text(hidden + source)
+    nothing = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "http.proxy"}
+    done = subprocess.run(
+        [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "set_up.ipy"],
+        env={**os.environ, **nothing, "GIT_CONFIG_VALUE_0": "http://127.0.0.1:9"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    where = address or "(none is named)"
+    assert (done.stdout + done.stderr).strip().splitlines() == [
+        f"The course is not installed, and cannot be from git+https://github.com/{where}.",
+        "In a fork: `course badges`. Else: `course colab`. See README.md.",
+    ]
+
+
 @each_notebook
-def test_the_set_up_cell_installs_the_course_where_it_is_missing_and_nothing_else(name):
+def test_the_set_up_cell_installs_only_where_the_course_is_missing(name):
     """As this environment's IPython reads it: Colab's 7.34 under Colab's locks."""
     transformer = pytest.importorskip("IPython.core.inputtransformer2").TransformerManager()
     first = next(cell for cell in read_notebook(ROOT / name)["cells"] if cell["cell_type"] == "code")
-    tree = ast.parse(transformer.transform_cell(first["source"]))
-    attempt = tree.body[0]
+    _, attempt, *others = ast.parse(transformer.transform_cell(first["source"])).body
     assert isinstance(attempt, ast.Try) and ast.unparse(attempt.body) == "import course_lib"
     assert [handler.type.id for handler in attempt.handlers] == ["ImportError"]
-    install = f"get_ipython().run_line_magic('pip', 'install -q git+https://github.com/{HERE}')"
-    assert ast.unparse(attempt.handlers[0].body) == install
-    assert ast.unparse(tree).count("run_line_magic") == 1
+    assert "subprocess.run" in ast.unparse(attempt) and "subprocess" not in "".join(map(ast.unparse, others))
 
 
 # Self-contained notebooks
@@ -245,13 +306,8 @@ def test_a_copy_is_the_notebook_with_one_cell_more(tmp_path, name):
 def test_a_copys_links_and_pictures_need_no_repository(tmp_path, name):
     out = colab_copy.write(ROOT / name, tmp_path / "copy.ipynb", ROOT)
     prose = "\n".join(cell["source"] for cell in read_notebook(out)["cells"] if cell["cell_type"] == "markdown")
-    targets = re.findall(r"\]\(([^()\s]+)", prose)
-    assert targets
-    for target in targets:
+    for target in re.findall(r"\]\(([^()\s]+)", prose):
         assert re.match(r"https?://|data:image/\w|#", target), target
-        if match := re.match(rf"https://github\.com/{HERE}/(blob|tree)/main/([^#]+)", target):
-            there = ROOT / match[2]
-            assert there.is_dir() if match[1] == "tree" else there.is_file(), target
 
 
 @pytest.mark.usefixtures("no_build")
@@ -259,12 +315,13 @@ def test_links_become_addresses_and_pictures_travel(checkout, tmp_path):
     picture = b"\x89PNG\r\n\x1a\n a picture"
     (checkout / "notebooks" / "images" / "probe.png").write_bytes(picture)
     (tmp_path / "secret.png").write_bytes(b"secret")
-    address = f"https://github.com/{HERE}"
+    address = f"https://github.com/{FORK}"
+    fork_badges.point_at(HOME, checkout)
     prose = {
         "![a ring](images/probe.png)": f"![a ring](data:image/png;base64,{base64.b64encode(picture).decode()})",
-        "[next](01_one_device.ipynb#A-step)": f"[next]({address}/blob/main/notebooks/01_one_device.ipynb#A-step)",
-        "[exercises](../exercises)": f"[exercises]({address}/tree/main/exercises)",
-        "[![alt](images/probe.png)](../README.md)": f"({address}/blob/main/README.md)",
+        "[next](01_one_device.ipynb#A-step)": f"[next]({address}/blob/v1.2/notebooks/01_one_device.ipynb#A-step)",
+        "[exercises](../exercises)": f"[exercises]({address}/tree/v1.2/exercises)",
+        "[![alt](images/probe.png)](../README.md)": f"({address}/blob/v1.2/README.md)",
         # Left as they are: an address, a heading, code, and what lies outside the checkout.
         "[paper](https://example.org/a.pdf)": "[paper](https://example.org/a.pdf)",
         "[above](#Heading)": "[above](#Heading)",
@@ -281,11 +338,35 @@ def test_links_become_addresses_and_pictures_travel(checkout, tmp_path):
     assert b"secret".hex() not in out.read_text() and base64.b64encode(b"secret").decode() not in out.read_text()
 
 
+@pytest.mark.skipif(bool(fork_badges.named(ROOT / LESSON)), reason="this tree names a repository")
 @pytest.mark.usefixtures("no_build")
-def test_a_forks_copy_leads_to_the_fork(checkout, tmp_path):
-    fork_badges.point_at("jane/course", checkout)
+def test_without_a_repository_a_link_into_it_is_its_text(checkout, tmp_path):
+    prose = (
+        "[next](01_one_device.ipynb#A), [`a`](../course_lib/table.py), [![a](images/no.png)](../README.md), `x[0](y)`"
+    )
+    notebook = read_notebook(checkout / LESSON)
+    notebook["cells"].append({"cell_type": "markdown", "id": "links", "metadata": {}, "source": prose})
+    (checkout / LESSON).write_bytes(as_bytes(notebook))
+    shutil.copytree(ROOT / "course_lib", checkout / "course_lib", ignore=shutil.ignore_patterns("*.pyc"))
     out = colab_copy.write(checkout / LESSON, tmp_path / "copy.ipynb", checkout)
-    assert b"https://github.com/jane/course/blob/main/" in out.read_bytes() and HERE.encode() not in out.read_bytes()
+    assert read_notebook(out)["cells"][-1]["source"] == "next, `a`, ![a](images/no.png), `x[0](y)`"
+
+
+@pytest.mark.usefixtures("no_build")
+def test_the_zip_holds_all_and_its_links_stay_inside(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(capsys, "colab", "--all")
+    names = sorted(str(name) for name in NOTEBOOKS if name.parts[0] != "solutions")
+    assert code == 0 and err == "" and f"course_colab.zip: {len(names)} notebooks, " in out
+    with zipfile.ZipFile("course_colab.zip") as file:
+        assert sorted(file.namelist()) == names and file.testzip() is None
+        file.extractall()
+    for name in map(Path, names):
+        carrier(name)
+        prose = "\n".join(cell["source"] for cell in read_notebook(name)["cells"] if cell["cell_type"] == "markdown")
+        inside = [target for target in re.findall(r"\]\(([^()\s#]+)", prose) if ":" not in target]
+        assert inside and all((name.parent / target).is_file() for target in inside), name
+    assert call(capsys, "colab") == (2, "", "course colab: course colab takes one notebook, or --all\n")
 
 
 def test_the_packages_cell_needs_the_standard_library_and_pip_alone():
@@ -348,10 +429,10 @@ def test_a_users_mistakes_are_one_line_each_and_write_nothing(capsys, monkeypatc
         (checkout / LESSON, checkout / LESSON): "names the notebook itself",
         (checkout / LESSON, checkout / "exercises" / ".." / LESSON): "names the notebook itself",
         (checkout / LESSON, tmp_path): "names a folder",
-        (checkout / LESSON, tmp_path / "no" / "such" / "out.ipynb"): "cannot be written",
+        (checkout / LESSON, checkout / "README.md" / "out.ipynb"): "cannot be written",
         (checkout / "notebooks" / "none.ipynb", tmp_path / "out.ipynb"): "there is no file",
         (checkout / "README.md", tmp_path / "out.ipynb"): "is not JSON",
-        (bare, tmp_path / "out.ipynb"): "has no Colab badge",
+        (bare, tmp_path / "out.ipynb"): "has no set-up cell",
         (checkout / "notebooks" / "unset.ipynb", tmp_path / "out.ipynb"): "has no set-up cell",
     }
     before = contents(tmp_path)
@@ -462,7 +543,8 @@ def test_the_set_up_cell_installs_the_course_and_changes_no_version(runtime):
     cells = read_notebook(ROOT / "notebooks" / f"{RUN_HERE}.ipynb")["cells"]
     first = next(cell for cell in cells if cell["cell_type"] == "code")
     script = folder / "set_up.ipy"
-    script.write_text(first["source"].replace(f"git+https://github.com/{HERE}", str(ROOT)))
+    set_up = re.sub(r'(?<=REPOSITORY = ")[^"]*', "jane/course", first["source"], count=1)
+    script.write_text(set_up.replace("git+https://github.com/{REPOSITORY or '(none is named)'}", str(ROOT)))
     assert str(ROOT) in script.read_text()
     assert re.search(r"^\d devices for ", run(python, "-m", "IPython", script, folder=folder), re.MULTILINE)
     after = json.loads(run(python, "-c", VERSIONS, folder=folder))

@@ -15,14 +15,24 @@ ROOT = Path(__file__).parents[1]
 PATHS = sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("solutions/*.ipynb")])
 each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 
-REPOSITORY, BRANCH = fork_badges.home(ROOT / "README.md")  # a fork's own, after `course badges`
-SET_UP = f"""\
+NAMED = fork_badges.named(ROOT / "notebooks" / "00_start_here.ipynb")  # "", or a fork's after `course badges`
+SET_UP = f'''REPOSITORY = "{NAMED}"  # OWNER/NAME@COMMIT on GitHub; `course badges` writes it
 try:
     import course_lib
-except ImportError:  # Colab: install this course, and replace nothing
-    %pip install -q git+https://github.com/{REPOSITORY}
-"""
-BADGE = f"https://colab.research.google.com/github/{REPOSITORY}/blob/{BRANCH}"
+except ImportError as error:  # Colab: install this course, and replace nothing
+    import subprocess
+    import sys
+
+    where = f"git+https://github.com/{{REPOSITORY or '(none is named)'}}"
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--retries=1", where]
+    if not REPOSITORY or subprocess.run(pip, capture_output=True).returncode:
+        error._render_traceback_ = lambda: [
+            f"The course is not installed, and cannot be from {{where}}.",
+            "In a fork: `course badges`. Else: `course colab`. See README.md.",
+        ]
+        raise
+'''
+BADGE = "https://colab.research.google.com/github/"
 MACHINE_PATH = re.compile(r"(?<![\w.~<])/(?:root|home|Users|tmp|private|var|opt|mnt|work)/\w")
 
 NOT_COMPARED = {"image/png", "image/jpeg", "application/vnd.jupyter.widget-view+json"}  # by nbval
@@ -117,14 +127,22 @@ def test_nine_in_ten_code_cells_have_prose_before_them(path):
 
 
 @each_notebook
-def test_it_opens_with_a_title_a_badge_and_the_set_up(path):
+def test_it_opens_with_a_title_and_the_set_up_and_a_badge_only_for_a_fork(path):
     """A solution's badge opens the exercise that is made from it."""
     notebook = read(path)
     folder = {"notebooks": "notebooks", "solutions": "exercises"}[path.parent.name]
-    assert notebook.cells[0].cell_type == "markdown" and notebook.cells[0].source.startswith("# ")
-    assert f"({BADGE}/{folder}/{path.name})" in notebook.cells[0].source
+    title = notebook.cells[0]
+    assert title.cell_type == "markdown" and title.source.startswith("# ")
+    badges = re.findall(rf"{re.escape(BADGE)}([\w.-]+/[\w.-]+)/blob/[\w./-]+/{folder}/{path.name}\)", title.source)
+    assert badges == ([NAMED.partition("@")[0]] if NAMED else []) and title.source.count(BADGE) == len(badges)
     first = code_cells(notebook)[0].source
     assert first.startswith(SET_UP) and "devices.simulate(" in first
+
+
+def test_the_address_that_the_tree_names_is_its_remotes():
+    if NAMED:  # else nothing is opened or installed from anywhere
+        remote = fork_badges.remote(ROOT)
+        assert remote in (None, NAMED.partition("@")[0]), "the fork has moved: run `course badges`"
 
 
 def anchors(notebook) -> set[str]:

@@ -25,13 +25,12 @@ COURSE_ERRORS = {
     "SetUpError",
     "Refused",
 }
-# What no learner runs: the class grader, the makers of exercises, stored notebooks and forks, the planner's own fit,
+# What no learner runs: the class grader, the makers of exercises and stored notebooks, the planner's own fit,
 # the support matrix, and questions' own parts, whose messages reach a learner as a check's line.
 NOT_MET = (
     "staff/grade/",
     "staff/new_exercises.py",
     "staff/store_outputs.py",
-    "staff/fork_badges.py",
     "staff/certificate/rerun.py",
     "exercises/judges/ex",
     "exercises/probes/",

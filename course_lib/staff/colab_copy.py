@@ -1,24 +1,27 @@
-"""One self-contained notebook for Colab: the lesson, with the course's package inside. Needs pip, and its index.
+"""Self-contained notebooks for Colab, with the course's package inside: one, or all in a zip. Needs pip, and its index.
 
 For people with no repository at hand. A cell before the set-up cell holds the
 package's wheel; it checks the wheel's SHA-256 and installs it with nothing else
-fetched or replaced. Links into the repository become addresses, and its
-pictures become part of the notebook.
+fetched or replaced. Pictures become part of the notebook. Links into the repository
+become addresses, or plain text where the set-up cell names no repository.
 """
 
 import base64
 import hashlib
+import io
 import mimetypes
-import os
 import re
 import subprocess
 import sys
 import tempfile
+import zipfile
+from collections.abc import Callable, Container
 from pathlib import Path
 
 from course_lib.errors import CourseError
 from course_lib.exercises.notebook_cells import read_notebook
-from course_lib.staff.fork_badges import home
+from course_lib.staff.fork_badges import named
+from course_lib.staff.grade.results import write_whole
 from course_lib.staff.new_exercises import as_bytes
 
 CELL_ID = "course-package"
@@ -52,8 +55,11 @@ if importlib.util.find_spec("course_lib") is None:
     print("installed", NAME)
 """
 
-# Of a link or a picture in Markdown: [text](target) or ![text](target). Addresses and anchors are left alone.
-_LINK = re.compile(r"(?P<picture>!\[[^\]]*)?\]\((?P<target>[^()\s#:]+)(?=[)\s#])")
+# A picture or a link in Markdown: ![text](target), [text](target#heading). Addresses and headings here are left alone.
+_PICTURE = re.compile(r"(?P<before>!\[[^\]]*\])\((?P<target>[^()\s#:]+)\)")
+_LINK = re.compile(
+    r"(?<!!)\[(?P<text>(?:!\[[^\]]*\]\([^)]*\)|[^][])*)\]\((?P<target>[^()\s#:]+)(?P<heading>#[^()\s]*)?\)"
+)
 
 
 def write(notebook_path: Path, out: Path, root: Path) -> Path:
@@ -65,26 +71,47 @@ def write(notebook_path: Path, out: Path, root: Path) -> Path:
             package already, or lies outside the checkout, where its links lead
             nowhere; and where pip cannot build the package
     """
-    notebook, folder = read_notebook(notebook_path), notebook_path.resolve().parent
-    if not folder.is_relative_to(root):
+    if not notebook_path.resolve().is_relative_to(root):
         raise CourseError(f"{notebook_path} is not in the course's folder {root}, where its links lead; move it there")
     if out.resolve() == notebook_path.resolve():
         raise CourseError(f"--out names the notebook itself, {notebook_path}; name another file")
     if out.is_dir():
         raise CourseError(f"--out names a folder, {out}; name a file, such as {out / 'copy.ipynb'}")
-    repository, branch = home(notebook_path)
+    copy = _copy(notebook_path, root)
+    write_whole(out, copy(_carrier(*_wheel(root))))
+    return out
+
+
+def write_all(out: Path, root: Path) -> int:
+    """Write a zip of all lessons and exercises, each a copy that carries the package; they link to each other.
+
+    Returns  how many notebooks it holds
+    Raises   CourseError as `write` does
+    """
+    if out.is_dir():
+        raise CourseError(f"--out names a folder, {out}; name a file, such as {out / 'course_colab.zip'}")
+    paths = [path for folder in ("notebooks", "exercises") for path in sorted((root / folder).glob("*.ipynb"))]
+    content, copies = io.BytesIO(), {path: _copy(path, root, {path.resolve() for path in paths}) for path in paths}
+    carrier = _carrier(*_wheel(root))
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as file:
+        for path, copy in copies.items():
+            file.writestr(zipfile.ZipInfo(path.relative_to(root).as_posix()), copy(carrier), zipfile.ZIP_DEFLATED)
+    write_whole(out, content.getvalue())
+    return len(paths)
+
+
+def _copy(path: Path, root: Path, beside: Container[Path] = ()) -> Callable[[dict], bytes]:
+    """What makes the copy's file out of the cell that carries the package.
+
+    beside  notebooks to which links stay as they are
+    """
+    notebook, address = read_notebook(path), named(path)
+    place = _set_up_place(notebook["cells"], path)
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
-            cell["source"] = _standing_alone(cell["source"], folder, root, f"https://github.com/{repository}", branch)
-    place = _set_up_place(notebook["cells"], notebook_path)
-    notebook["cells"].insert(place, _carrier(*_wheel(root)))
-    try:
-        fresh = out.with_name(out.name + ".new")
-        fresh.write_bytes(as_bytes(notebook))
-        os.replace(fresh, out)
-    except OSError as error:
-        raise CourseError(f"{out} cannot be written ({error.strerror}); name another file with --out") from None
-    return out
+            cell["source"] = _standing_alone(cell["source"], path.resolve().parent, root, address, beside)
+    cells = notebook["cells"]
+    return lambda carrier: as_bytes({**notebook, "cells": [*cells[:place], carrier, *cells[place:]]})
 
 
 def _set_up_place(cells: list[dict], path: Path) -> int:
@@ -126,17 +153,27 @@ def _carrier(name: str, content: bytes) -> dict:
     }
 
 
-def _standing_alone(prose: str, folder: Path, root: Path, address: str, branch: str) -> str:
-    """Markdown whose links to files of the repository lead to GitHub, and whose pictures are inside."""
+def _standing_alone(prose: str, folder: Path, root: Path, address: str, beside: Container[Path]) -> str:
+    """Markdown whose pictures are inside, and whose links into the repository lead to GitHub or are plain text."""
+    repository, _, commit = address.partition("@")
 
-    def found(match: re.Match) -> str:
-        path = (folder / match["target"]).resolve()
-        if not (path.exists() and path.is_relative_to(root)):  # brackets in code, or another site
+    def file(target: str) -> Path | None:
+        path = (folder / target).resolve()
+        return path if path.exists() and path.is_relative_to(root) else None  # brackets in code, or another site
+
+    def picture(match: re.Match) -> str:
+        if not (path := file(match["target"])):
             return match[0]
-        if match["picture"]:
-            content = base64.b64encode(path.read_bytes()).decode()
-            return f"{match['picture']}](data:{mimetypes.guess_type(path.name)[0]};base64,{content}"
-        kind = "tree" if path.is_dir() else "blob"
-        return f"]({address}/{kind}/{branch}/{path.relative_to(root).as_posix()}"
+        content = base64.b64encode(path.read_bytes()).decode()
+        return f"{match['before']}(data:{mimetypes.guess_type(path.name)[0]};base64,{content})"
 
-    return _LINK.sub(found, prose)
+    def link(match: re.Match) -> str:
+        path = file(match["target"])
+        if not path or path in beside:
+            return match[0]
+        if not repository:
+            return match["text"]
+        place = f"{'tree' if path.is_dir() else 'blob'}/{commit}/{path.relative_to(root).as_posix()}"
+        return f"[{match['text']}](https://github.com/{repository}/{place}{match['heading'] or ''})"
+
+    return _PICTURE.sub(picture, _LINK.sub(link, prose))

@@ -1,94 +1,136 @@
-"""Point the Colab badges, and what the set-up cell installs, at another repository. Needs nothing.
+"""Name the GitHub repository that Colab badges open, and that the set-up cell installs the course from.
 
-A fork opens its own notebooks and installs itself. Files are edited as bytes, in
-these places alone, so that outputs, cell ids and a learner's own cells stay as
-they are. Only an exercise that nobody has touched gets a new digest too, or
-`course new-exercises` would take it for an edited one.
+The tree as published names none: whoever registers an address that nobody owns runs code on learners' machines. A
+fork's own address comes from its git remote, with the commit or tag to install. Only an exercise that nobody has
+touched gets a new digest too, or `course new-exercises` would take it for an edited one.
 """
 
-import json
 import re
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from course_lib.errors import CourseError
 from course_lib.exercises.notebook_cells import read_notebook
 from course_lib.staff.grade.results import write_whole
-from course_lib.staff.new_exercises import digest
+from course_lib.staff.new_exercises import as_bytes, digest
 
-_NAME = re.compile(r"[A-Za-z0-9](?:-?[A-Za-z0-9]){0,38}/(?!\.\.?$)[\w.-]{1,100}(?<!\.git)", re.ASCII)  # GitHub's rule
+_NAME = r"[A-Za-z0-9](?:-?[A-Za-z0-9]){0,38}/(?!\.\.?(?:@|$))[\w.-]{1,100}(?<!\.git)"  # GitHub's rule
+_ADDRESS = re.compile(rf"(?P<repository>{_NAME})(?:@(?P<commit>[\w./-]{{1,100}}))?", re.ASCII)
+_REMOTE = re.compile(rf"(?:https://(?:[^@/]*@)?|ssh://git@|git@)github\.com[/:]({_NAME})(?:\.git)?/?", re.ASCII)
 
-# A link to Colab that is not the badge of one of the course's notebooks is somebody's own.
-_BADGE = re.compile(
-    rb"(?P<before>/colab-badge\.svg\)\]\(https://colab\.research\.google\.com/github/)"
-    rb"(?P<repository>[\w.-]+/[\w.-]+)"
-    rb"(?=/blob/(?P<branch>[\w.-]+)/(?:notebooks|exercises)/\d\d_[\w.-]+\.ipynb\))"
+_SET_UP = re.compile(r'^(?P<before>REPOSITORY = ")(?P<address>[^"]*)(?=")', re.MULTILINE)
+_BADGE = (
+    "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
+    "(https://colab.research.google.com/github/{repository}/blob/{branch}/{path})"
 )
-# In the file, the two lines of the set-up cell are two JSON strings, or one with an escaped line end.
-_INSTALL = re.compile(
-    rb"(?P<before>    import course_lib\\n(?:\",\s*\")?except ImportError:[^\"\\]*\\n(?:\",\s*\")?"
-    rb"\s*%pip install -q git\+https://github\.com/)"
-    rb"(?P<repository>[\w.-]+/[\w.-]+)"
+_ANY_BADGE = r"\[!\[Open in Colab\]\(https://colab\.[^)]*\)\]\(https://colab\.research\.google\.com/github/[^)]*\)"
+_TITLE = re.compile(rf"\A(?P<title># [^\n]*\n\n)(?:{_ANY_BADGE}\n\n)?")
+_LISTED = re.compile(  # in the README's tables of notebooks
+    rf"(?m)(?<=\| )(?P<link>\[[^]\n]*\]\((?P<path>(?:notebooks|exercises)/\d\d_\w+\.ipynb)\))(?: {_ANY_BADGE})?(?= \|)"
 )
 
 
 @dataclass(frozen=True)
-class Pointed:
-    """How many places of one file now name another repository; prints as one line."""
-
-    path: Path
-    badges: int
-    installs: int
-
-    def __str__(self) -> str:
-        badges = f"{self.badges} badge{'s' if self.badges != 1 else ''}"
-        return f"{self.path}: {badges}" + (", the line that installs the course" if self.installs else "")
-
-
-def point_at(repository: str, root: Path) -> list[Pointed]:
-    """Rewrite README.md and all lessons, solutions and exercises of the checkout at root.
+class Home:
+    """Where a checkout's notebooks say that the course is.
 
     repository  OWNER/NAME on GitHub
-    Returns     the files that changed, their paths relative to root; none the second time
-    Raises      CourseError for a name that is none, or a notebook that cannot be read; then nothing is written
+    commit      or tag, which the set-up cell installs
+    branch      whose notebooks the badges open
     """
-    if not _NAME.fullmatch(repository):
-        raise CourseError(f"--repo takes OWNER/NAME as GitHub writes it, such as jane/course, not {repository!r}")
+
+    repository: str
+    commit: str
+    branch: str = "main"
+
+    def __str__(self) -> str:
+        return f"{self.repository}@{self.commit}"
+
+
+def home_of(address: str | None, root: Path) -> Home:
+    """The address that a fork's notebooks should name.
+
+    address  OWNER/NAME, or OWNER/NAME@COMMIT; the git remote `origin` says what is left out
+    Raises   CourseError for a name that is none, and where git does not know what is left out
+    """
+    found = _ADDRESS.fullmatch(address) if address else None
+    if address and not found:
+        raise CourseError(f"--repo takes OWNER/NAME or OWNER/NAME@COMMIT, such as jane/course, not {address!r}")
+    repository = found["repository"] if found else remote(root)
+    if repository is None:
+        raise CourseError("git has no remote `origin` on GitHub here; name the repository with --repo OWNER/NAME")
+    commit = (
+        found
+        and found["commit"]
+        or _git(root, "describe", "--tags", "--exact-match")
+        or _git(root, "rev-parse", "HEAD")
+    )
+    if not commit:
+        raise CourseError(f"git knows no commit here; name the one to install with --repo {repository}@COMMIT")
+    return Home(repository, commit, _git(root, "rev-parse", "--abbrev-ref", "HEAD").replace("HEAD", "") or "main")
+
+
+def remote(root: Path) -> str | None:
+    """OWNER/NAME of the git remote `origin`, where that is on GitHub."""
+    found = _REMOTE.fullmatch(_git(root, "remote", "get-url", "origin"))
+    return found[1] if found else None
+
+
+def point_at(home: Home, root: Path) -> list[Path]:
+    """Rewrite README.md and all lessons, solutions and exercises of the checkout at root.
+
+    Returns  the files that changed, relative to root; none the second time
+    Raises   CourseError for a notebook that cannot be read; then nothing is written
+    """
     folders = ("notebooks", "solutions", "exercises")
-    paths = [root / "README.md", *(path for name in folders for path in sorted((root / name).glob("*.ipynb")))]
-    edits = [(path, *_edited(path, repository.encode())) for path in paths]
-    changed = [edit for edit in edits if edit[2] or edit[3]]
-    for path, content, *_ in changed:
-        write_whole(path, content)
-    return [Pointed(path.relative_to(root), *counts) for path, _, *counts in changed]
+    notebooks = [path for name in folders for path in sorted((root / name).glob("*.ipynb"))]
+    contents = {root / "README.md": _listed((root / "README.md").read_text(), home).encode()}
+    contents |= {path: _notebook(path, home) for path in notebooks}
+    changed = [path for path, content in contents.items() if content != path.read_bytes()]
+    for path in changed:
+        write_whole(path, contents[path].decode())
+    return [path.relative_to(root) for path in changed]
 
 
-def home(path: Path) -> tuple[str, str]:
-    """The repository and the branch that a notebook's badge opens. Raises CourseError where it has no badge."""
-    badge = _BADGE.search(path.read_bytes())
-    if badge is None:
-        raise CourseError(f"{path} has no Colab badge, which says where on GitHub the course is; take a fresh copy")
-    return badge["repository"].decode(), badge["branch"].decode()
+def named(path: Path) -> str:
+    """The OWNER/NAME@COMMIT that a notebook's set-up cell installs, or "". Raises CourseError without such a cell."""
+    for cell in read_notebook(path)["cells"]:
+        if cell["cell_type"] == "code" and (found := _SET_UP.search(cell["source"])):
+            return found["address"]
+    raise CourseError(f'{path} has no set-up cell with a line `REPOSITORY = ""`; take a fresh copy')
 
 
-def _edited(path: Path, repository: bytes) -> tuple[bytes, int, int]:
-    """The file's new content, and how many badges and install lines of it are new."""
-    old = path.read_bytes()
-    counts = []
-    new = old
-    for pattern in (_BADGE, _INSTALL):
-        counts.append(sum(match["repository"] != repository for match in pattern.finditer(new)))
-        new = pattern.sub(lambda match: match["before"] + repository, new)
-    if path.suffix == ".ipynb" and new != old:
-        new = _with_digest(path, new)
-    return new, *counts
-
-
-def _with_digest(path: Path, new: bytes) -> bytes:
-    """An untouched exercise stays one: its digest becomes that of its new cells."""
+def _notebook(path: Path, home: Home) -> bytes:
+    """The notebook's new content; what is not the badge, the set-up cell or an untouched exercise's digest stays."""
     notebook = read_notebook(path)
-    stored = notebook.get("metadata", {}).get("course", {}).get("digest")
-    if stored is None or stored != digest(notebook["cells"]):
-        return new
-    cells = [{**cell, "source": "".join(cell["source"])} for cell in json.loads(new)["cells"]]
-    return new.replace(b'"digest": "%s"' % stored.encode(), b'"digest": "%s"' % digest(cells).encode())
+    course = notebook.get("metadata", {}).get("course", {})
+    untouched = course.get("digest") == digest(notebook["cells"])
+    opens = "exercises" if path.parent.name == "solutions" else path.parent.name
+    badge = _BADGE.format(repository=home.repository, branch=home.branch, path=f"{opens}/{path.name}")
+    title, *others = notebook["cells"]
+    title["source"] = _TITLE.sub(lambda found: f"{found['title']}{badge}\n\n", title["source"])
+    for cell in others:
+        if cell["cell_type"] == "code" and _SET_UP.search(cell["source"]):
+            cell["source"] = _SET_UP.sub(lambda found: found["before"] + str(home), cell["source"], count=1)
+            break
+    if untouched and "digest" in course:
+        course["digest"] = digest(notebook["cells"])
+    return as_bytes(notebook)
+
+
+def _listed(readme: str, home: Home) -> str:
+    def with_badge(found: re.Match) -> str:
+        badge = _BADGE.format(repository=home.repository, branch=home.branch, path=found["path"])
+        return f"{found['link']} {badge}"
+
+    return _LISTED.sub(with_badge, readme)
+
+
+def _git(root: Path, *arguments: str) -> str:
+    """What git says, in one line; "" where it cannot or is not there."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

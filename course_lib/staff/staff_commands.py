@@ -4,8 +4,10 @@ course_lib.cli imports this when one of them is called; what a subcommand needs 
 """
 
 import argparse
+import time
 from pathlib import Path
 
+from course_lib.errors import CourseError
 from course_lib.staff.certificate import certificate_command
 from course_lib.staff.grade import grade_command
 
@@ -41,22 +43,30 @@ def run_notebooks(arguments: argparse.Namespace) -> int:
 
 def badges(arguments: argparse.Namespace) -> int:
     """Point the Colab badges, and what Colab installs, at your fork on GitHub."""
-    from course_lib.staff.fork_badges import point_at
+    from course_lib.staff.fork_badges import home_of, point_at
 
-    changed = point_at(arguments.repo, CHECKOUT)
-    for pointed in changed:
-        print(pointed)
-    print(f"{len(changed)} files changed" if changed else f"all files name {arguments.repo} already")
+    home = home_of(arguments.repo, CHECKOUT)
+    changed = point_at(home, CHECKOUT)
+    print(f"{len(changed)} files now name {home}" if changed else f"all files name {home} already")
     return 0
 
 
 def colab(arguments: argparse.Namespace) -> int:
-    """Write one self-contained notebook for Colab, with this package inside."""
-    from course_lib.staff.colab_copy import write
+    """Write self-contained notebooks for Colab, with this package inside: one, or all in a zip."""
+    from course_lib.staff.colab_copy import write, write_all
 
-    out = arguments.out or Path(f"{arguments.notebook.stem}_colab.ipynb")
-    write(arguments.notebook, out, CHECKOUT)
-    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB; in Colab, File > Upload notebook opens it")
+    if (arguments.notebook is None) != arguments.all:
+        raise CourseError("course colab takes one notebook, or --all")
+    began = time.monotonic()
+    if arguments.all:
+        out = arguments.out or Path("course_colab.zip")
+        what = f"{write_all(out, CHECKOUT)} notebooks"
+        how = "unpack it; in Colab, File > Upload notebook opens one, or put the folder in Drive"
+    else:
+        out, what = arguments.out or Path(f"{arguments.notebook.stem}_colab.ipynb"), "one notebook"
+        write(arguments.notebook, out, CHECKOUT)
+        how = "in Colab, File > Upload notebook opens it"
+    print(f"{out}: {what}, {out.stat().st_size / 1e6:.1f} MB, in {time.monotonic() - began:.0f} s; {how}")
     return 0
 
 
@@ -74,13 +84,14 @@ def _add_run_notebooks(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_badges(parser: argparse.ArgumentParser) -> None:
-    text = "the repository on GitHub to open and install"
-    parser.add_argument("--repo", required=True, metavar="OWNER/NAME", help=text)
+    text = "the repository on GitHub; by default the git remote origin, and the tag or commit that is checked out"
+    parser.add_argument("--repo", metavar="OWNER/NAME[@COMMIT]", help=text)
 
 
 def _add_colab(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("notebook", type=Path, metavar="NOTEBOOK", help="a lesson's or an exercise's file")
-    text = "the file to write; NAME_colab.ipynb here by default"
+    parser.add_argument("notebook", nargs="?", type=Path, metavar="NOTEBOOK", help="a lesson's or an exercise's file")
+    parser.add_argument("--all", action="store_true", help="all lessons and exercises, in one zip")
+    text = "the file to write; NAME_colab.ipynb or course_colab.zip here by default"
     parser.add_argument("--out", type=Path, metavar="FILE", help=text)
 
 
