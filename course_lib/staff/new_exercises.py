@@ -8,7 +8,6 @@ gives the same bytes.
 import ast
 import hashlib
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,12 +68,12 @@ def _answers(cells: list[dict]) -> dict[str, str]:
 
 
 def _imports(source: str) -> str:
-    """The set-up cell's imports and constants: nothing that installs, makes devices or checks."""
-    tree = ast.parse(re.sub(r"(?m)^(\s*)%.*$", r"\1pass", source))
+    """The set-up cell's imports and constants: nothing that installs, and where from, makes devices or checks."""
+    _, *parts = ast.parse(source).body  # the first names the repository
     kept = (ast.Constant, ast.BinOp, ast.operator, ast.Name, ast.Store)
     return "\n".join(
         ast.unparse(part)
-        for part in tree.body
+        for part in parts
         if isinstance(part, (ast.Import, ast.ImportFrom))
         and ast.unparse(part) != "from course_lib.exercises import Exercise"
         or isinstance(part, ast.Assign)
