@@ -4,6 +4,8 @@ Used by `course doctor`; notebooks/00 shows the same machine.
 """
 
 import importlib.metadata
+import platform
+import re
 import shlex
 import shutil
 import sys
@@ -15,10 +17,9 @@ from course_lib import devices
 from course_lib.lessons import Lesson
 
 GIB = 2**30
-
-
 PROFILE_VIEWER = "tensorboard-plugin-profile"
 HELP = "A message that you do not understand? TROUBLESHOOTING.md has it, with its cause and remedy."
+SLOW_DISK = "This folder is on Windows' disk, which WSL reads slowly; clone the course into your Linux home folder."
 NEEDED_MEMORY_BYTES = 3 * GIB  # no lesson holds more at its peak
 
 
@@ -49,6 +50,7 @@ class Outlook:
 class Diagnosis:
     """The machine, its lessons, and advice that no lesson depends on; prints as a report."""
 
+    system: str
     machine: devices.Machine
     free_disk_bytes: int
     lessons: tuple[Outlook, ...]
@@ -64,9 +66,9 @@ class Diagnosis:
         return {**asdict(self), "lessons": lessons, "ready": self.ready}
 
     def __str__(self) -> str:
-        disk = f"{'free disk':20} {self.free_disk_bytes / GIB:.0f} GiB"
+        system, disk = f"{'system':20} {self.system}", f"{'free disk':20} {self.free_disk_bytes / GIB:.0f} GiB"
         advice = ["", *self.advice] if self.advice else []
-        return "\n".join([str(self.machine), disk, "", *map(str, self.lessons), *advice, "", HELP])
+        return "\n".join([system, str(self.machine), disk, "", *map(str, self.lessons), *advice, "", HELP])
 
 
 def diagnose(lessons: Iterable[Lesson], folder: Path) -> Diagnosis:
@@ -74,12 +76,14 @@ def diagnose(lessons: Iterable[Lesson], folder: Path) -> Diagnosis:
 
     folder  where the course writes; its disk's free space is reported
     """
-    machine = devices.machine()
+    machine, through_wsl = devices.machine(), "microsoft" in platform.release().lower()
+    slow_disk = through_wsl and re.match(r"/mnt/[a-z](/|$)", str(folder))  # /mnt/wsl is Linux'
     return Diagnosis(
+        system="Windows, through WSL" if through_wsl else f"{platform.system()} {platform.release()}",
         machine=machine,
         free_disk_bytes=shutil.disk_usage(folder).free,
         lessons=tuple(_outlook(lesson, machine) for lesson in lessons),
-        advice=_advice(machine),
+        advice=((SLOW_DISK,) if slow_disk else ()) + _advice(machine),
     )
 
 
@@ -98,7 +102,7 @@ def _backend(lesson: Lesson, machine: devices.Machine) -> str:
     framework, count = devices.FRAMEWORK_NAMES[lesson.framework], lesson.devices
     if lesson.framework == "jax" and machine.tpu:
         return f"{framework} on {machine.tpu}"
-    gpus = 0 if lesson.framework == "tensorflow" and _has_cpu_build() else len(machine.gpus)
+    gpus = 0 if lesson.framework == "tensorflow" and _has("tensorflow-cpu") else len(machine.gpus)
     if gpus >= count:
         return f"{framework} on {count} {'GPUs' if count > 1 else 'GPU'}"
     return f"{framework} on {count} simulated CPU devices" if count > 1 else f"{framework} on the CPU"
@@ -106,7 +110,7 @@ def _backend(lesson: Lesson, machine: devices.Machine) -> str:
 
 def _advice(machine: devices.Machine) -> tuple[str, ...]:
     advice = []
-    if machine.gpus and _has_cpu_build():
+    if machine.gpus and _has("tensorflow-cpu"):
         swap = f"{sys.executable} -m pip uninstall -y tensorflow-cpu && {_install('tensorflow[and-cuda]')}"
         advice.append(f"TensorFlow's CPU build does not use the {len(machine.gpus)} GPU(s) here; to change it: {swap}")
     if not _has(PROFILE_VIEWER):
@@ -120,10 +124,6 @@ def _install(*packages: str) -> str:
 
 def _is_installed(package: str, machine: devices.Machine) -> bool:
     return machine.versions[package] is not None if package in machine.versions else _has(package)
-
-
-def _has_cpu_build() -> bool:
-    return _has("tensorflow-cpu")
 
 
 def _has(distribution: str) -> bool:

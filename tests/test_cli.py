@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -158,6 +159,26 @@ def test_doctor_says_when_gpus_lie_idle(monkeypatch):
 def test_doctor_says_how_to_get_the_profile_viewer(monkeypatch):
     (line,) = diagnose(monkeypatch).advice
     assert line.endswith(f"-m pip install {doctor.PROFILE_VIEWER}")
+
+
+@pytest.mark.parametrize(
+    "release, folder, system, warns",
+    [
+        ("5.15.153.1-microsoft-standard-WSL2", "/home/ada/course", "Windows, through WSL", False),
+        ("5.15.153.1-microsoft-standard-WSL2", "/mnt/c/Users/ada/course", "Windows, through WSL", True),
+        ("5.15.153.1-microsoft-standard-WSL2", "/mnt/wsl/data/course", "Windows, through WSL", False),
+        ("4.4.0-19041-Microsoft", "/mnt/d", "Windows, through WSL", True),
+        ("6.1.0-18-amd64", "/mnt/c/course", "Linux 6.1.0-18-amd64", False),
+    ],
+)
+def test_doctor_recognises_wsl_and_a_checkout_on_windows_disk(monkeypatch, release, folder, system, warns):
+    monkeypatch.setattr(doctor.devices, "machine", machine)
+    monkeypatch.setattr(doctor.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(doctor.platform, "release", lambda: release)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**33))
+    diagnosis = doctor.diagnose(TWO_LESSONS, Path(folder))
+    assert str(diagnosis).startswith(f"{'system':20} {system}\n") and diagnosis.as_dict()["system"] == system
+    assert (doctor.SLOW_DISK in diagnosis.advice) == warns == (doctor.SLOW_DISK in str(diagnosis))
 
 
 # lab

@@ -1,7 +1,8 @@
-"""pyproject.toml, the locks, the Makefile and environment.yml say the same thing."""
+"""pyproject.toml, the locks, the Makefile, environment.yml and the development container say the same thing."""
 
 import importlib.metadata
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -150,13 +151,24 @@ def test_condas_pip_part_resolves_to_the_locks_versions(machine, python):
         assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), requirement
 
 
-def test_condas_python_is_one_that_the_lock_supports():
-    (python,) = [Requirement(entry) for entry in conda()[0] if entry.startswith("python")]
-    allowed = {f"3.{minor}" for minor in range(30) if python.specifier.contains(f"3.{minor}.5")}
-    assert allowed == set(bootstrap.SUPPORTED)
+def test_every_environment_has_a_python_that_the_lock_supports():
+    """conda's, as repo2docker reads it too (a range would mean its default, 3.10), and the container's."""
+    (python,) = [entry for entry in conda()[0] if entry.startswith("python")]
+    minor = re.fullmatch(r"python =(3\.\d+)", python)[1]
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    assert minor in bootstrap.SUPPORTED and container["image"].rpartition(":")[2].startswith(f"{minor}-")
     declared = SpecifierSet(PROJECT["requires-python"])
     assert all(declared.contains(version) for version in bootstrap.SUPPORTED)
     assert not declared.contains("3.10.14")
+
+
+def test_nothing_else_lists_packages():
+    """conda's file and the container's lead to the extras and the lock; repo2docker would prefer files of its own."""
+    assert [entry.split()[0] for entry in conda()[0]] == ["python", "pip"]
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    assert container["postCreateCommand"] == "make setup" and "features" not in container
+    rivals = ("binder", ".binder", "requirements.txt", "setup.py", "Pipfile", "runtime.txt", "Dockerfile", "apt.txt")
+    assert not [name for name in rivals if (ROOT / name).exists()]
 
 
 in_an_environment_of_ours = pytest.mark.skipif(

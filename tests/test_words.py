@@ -28,6 +28,7 @@ FILES = [
     path
     for pattern in (
         "*.md",
+        ".github/**/*.yml",
         "course_lib/**/*.py",
         "course_lib/**/*.toml",
         "course_lib/**/*.html",
