@@ -3,6 +3,7 @@
 What lessons teach, about 5,000 lines, in the order in which modules may import each other:
 
   errors table show           mistakes in one line, tables, figures with their text alternatives
+  colab_runtime               00  TensorFlow for Colab's TPU runtime
   devices data models         01  this machine, several devices out of one, the data, a few Keras models
   compare profiler measure    01  do two runs agree; traces; step times and memory
   collectives training        02  all-reduces that count their bytes; steps that equal one device

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from course_lib import colab_runtime
 from course_lib.errors import CourseError
 
 FRAMEWORK_NAMES = {"tensorflow": "TensorFlow", "jax": "JAX"}
@@ -114,6 +115,8 @@ def simulate(count: int, framework: str = "tensorflow") -> Devices:
         raise CourseError(f"simulate() knows the frameworks {', '.join(FRAMEWORK_NAMES)}, not {framework!r}.")
     if count < 1:
         raise CourseError(f"simulate() makes 1 device or more, and was asked for {count}.")
+    if framework == "tensorflow" and _version(framework) is None and "COLAB_RELEASE_TAG" in os.environ:
+        print(colab_runtime.add_tensorflow())  # Colab sets this variable; its TPU runtime has no TensorFlow
     if _version(framework) is None:
         raise CourseError(
             f"{FRAMEWORK_NAMES[framework]} is not installed in this Python {platform.python_version()}; "

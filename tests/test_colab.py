@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from course_lib import cli
+from course_lib import cli, colab_runtime
 from course_lib.errors import CourseError
 from course_lib.exercises.notebook_cells import question_tags, read_notebook
 from course_lib.staff import colab_copy, fork_badges, staff_commands
@@ -476,7 +476,7 @@ def run(*command: object, folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def colab_runtime():
+def without_course():
     """The Python of a copy of this environment, without the course: what Colab starts with.
 
     Its files are links to this one's; pip replaces files and never writes into them.
@@ -493,16 +493,16 @@ def colab_runtime():
 
 
 @pytest.fixture
-def runtime(colab_runtime, tmp_path):
+def runtime(without_course, tmp_path):
     """Colab's Python without the course, an empty folder, and the versions before the test."""
     folder = tmp_path / "empty"
     folder.mkdir()
-    run(colab_runtime, "-m", "pip", "uninstall", "-q", "-y", OWN, folder=folder)
-    before = json.loads(run(colab_runtime, "-c", VERSIONS, folder=folder))
+    run(without_course, "-m", "pip", "uninstall", "-q", "-y", OWN, folder=folder)
+    before = json.loads(run(without_course, "-c", VERSIONS, folder=folder))
     assert before["ipython"] == "7.34.0" and before["ipywidgets"] == "7.7.1"
     assert ("tensorflow" in before) == HAS_TENSORFLOW
-    assert run(colab_runtime, "-c", FOUND, folder=folder) == "None\n"
-    return colab_runtime, folder, before
+    assert run(without_course, "-c", FOUND, folder=folder) == "None\n"
+    return without_course, folder, before
 
 
 def fill_in(path: Path, exercise: str) -> None:
@@ -549,6 +549,36 @@ def test_the_set_up_cell_installs_the_course_and_changes_no_version(runtime):
     assert re.search(r"^\d devices for ", run(python, "-m", "IPython", script, folder=folder), re.MULTILINE)
     after = json.loads(run(python, "-c", VERSIONS, folder=folder))
     assert after == before | {OWN: importlib.metadata.version(OWN)}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ON_COLABS_STACK or HAS_TENSORFLOW, reason="for Colab's TPU runtime, which has no TensorFlow")
+def test_a_lesson_that_needs_tensorflow_adds_it_to_the_tpu_runtime_and_changes_no_version(runtime):
+    """Lesson 00, carried into the runtime; versions by pip's own metadata, before and after."""
+    python, folder, before = runtime
+    carried = colab_copy.write(ROOT / LESSON, folder / "copy.ipynb", ROOT)
+    command = [python, "-c", "from nbclient.cli import main; main()", "--inplace", "--timeout=600", carried]
+    run("env", "COLAB_RELEASE_TAG=release", *command, folder=folder)
+    after = json.loads(run(python, "-c", VERSIONS, folder=folder))
+    assert {name: after[name] for name in before} == before and "tensorflow-cpu" in after
+    said = "".join(
+        "".join(output.get("text", ""))
+        for cell in read_notebook(carried)["cells"]
+        for output in cell.get("outputs", ())
+    )
+    assert f"no TensorFlow: added its CPU build {after['tensorflow-cpu']}, and changed nothing else." in said
+
+
+def test_where_no_build_fits_there_is_one_line(monkeypatch):
+    """For real: pip finds no package on a port where nobody listens."""
+    pytest.importorskip("pip")
+    variables = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "0"}
+    for name, value in {**variables, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(colab_runtime, "BUILD", "tensorflow-cpu==0.0.1")  # so that none here satisfies it
+    with pytest.raises(CourseError, match="cannot be added to this runtime.*Change runtime type") as refused:
+        colab_runtime.add_tensorflow()
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.slow
