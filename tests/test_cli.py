@@ -270,7 +270,7 @@ def test_a_notebook_is_run_in_its_folder_and_stored_clean(capsys, tmp_path):
     assert stored.cells[2].outputs[0].data["text/plain"] == repr(tmp_path.name)
     assert stored.cells[3].outputs[0].traceback == ["ZeroDivisionError: division by zero"]
     assert stored.cells[3].metadata == {"tags": ["raises-exception"]} and stored.cells[1].metadata == {}
-    assert stored.metadata == store_outputs.METADATA
+    assert stored.metadata == store_outputs.metadata(path.stem)
     assert not list(tmp_path.glob("*.new"))
 
 

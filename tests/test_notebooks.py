@@ -88,7 +88,16 @@ def test_it_was_executed_from_top_to_bottom(path):
 def test_it_is_stored_clean(path):
     """As course run-notebooks stores it: no time stamps, no Python version, no front end's metadata."""
     notebook = read(path)
-    assert store_outputs.clean(copy.deepcopy(notebook)) == notebook, "run make notebooks"
+    assert store_outputs.clean(copy.deepcopy(notebook), path.stem) == notebook, "run make notebooks"
+
+
+@each_notebook
+def test_colab_opens_it_in_a_runtime_that_it_can_use(path):
+    """The lessons on JAX ask for a TPU, by the name that Colab writes; the others for none, which is the CPU."""
+    nbformat.validate(read(path))
+    asked = read(path).metadata
+    wanted = ("TPU", "V5E1") if path.stem[:2] in ("05", "07") else (None, None)
+    assert (asked.get("accelerator"), asked["colab"].get("gpuType")) == wanted
 
 
 @each_notebook

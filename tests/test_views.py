@@ -209,7 +209,7 @@ def test_a_stored_notebook_keeps_words_and_picture_and_no_widget():
     output = nbformat.v4.new_output("execute_result", data, metadata={controls.WIDGET: {}}, execution_count=1)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("views.memory()", outputs=[output])])
     notebook.metadata.widgets = {"application/vnd.jupyter.widget-state+json": {"state": {}}}
-    cleaned = store_outputs.clean(notebook)
+    cleaned = store_outputs.clean(notebook, "x")
     assert cleaned.cells[0].outputs[0].data == {"text/plain": "words", "text/html": "<p>words</p>"}
     assert cleaned.cells[0].outputs[0].metadata == {} and "widgets" not in cleaned.metadata
 

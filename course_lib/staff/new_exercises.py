@@ -17,7 +17,7 @@ from course_lib.exercises.ask import WRITE_HERE
 from course_lib.exercises.judges import published
 from course_lib.exercises.notebook_cells import checked_questions, question_tags, read_notebook
 from course_lib.staff.grade.results import write_whole
-from course_lib.staff.store_outputs import METADATA
+from course_lib.staff.store_outputs import metadata
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 
@@ -88,7 +88,7 @@ def exercise_of(solution: dict, path: Path) -> dict:
     _require_one_each(solution["cells"], [question.name for question in judges.questions(exercise)], path)
     return {
         "cells": cells,
-        "metadata": {**METADATA, "course": {"digest": digest(cells), "exercise": exercise}},
+        "metadata": {**metadata(exercise), "course": {"digest": digest(cells), "exercise": exercise}},
         "nbformat": 4,
         "nbformat_minor": 5,
     }

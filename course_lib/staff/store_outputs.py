@@ -10,13 +10,10 @@ from pathlib import Path
 
 from course_lib.errors import CourseError
 from course_lib.exercises.notebook_cells import read_notebook
+from course_lib.lessons import LESSONS
 from course_lib.staff.grade.results import write_whole
 
 CELL_SECONDS = 600
-METADATA = {
-    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
-    "language_info": {"name": "python"},
-}
 WIDGETS = "application/vnd.jupyter.widget-"  # a widget's place and state: both name a kernel that is gone
 RAISES = "raises-exception"  # Jupyter's own tag for a cell that fails on purpose
 
@@ -57,11 +54,21 @@ def execute(path: Path, store: bool) -> Execution:
     notebook = nbformat.read(path, as_version=4)
     seconds, peak_bytes = _run(notebook, path)
     if store:
-        write_whole(path, nbformat.writes(clean(notebook)) + "\n")
+        write_whole(path, nbformat.writes(clean(notebook, path.stem)) + "\n")
     return Execution(path, seconds, peak_bytes)
 
 
-def clean(notebook):
+def metadata(name: str) -> dict:
+    """What a lesson's or an exercise's file says of itself: its kernel, and the runtime that Colab opens it in."""
+    chip = {"accelerator": "TPU"} if name in LESSONS and LESSONS[name].framework == "jax" else {}
+    return chip | {
+        "colab": {"provenance": [], "toc_visible": True, **({"gpuType": "V5E1"} if chip else {})},
+        "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+
+
+def clean(notebook, name: str):
     """The notebook with what would differ on another machine, or in another front end, taken out."""
     for cell in notebook.cells:
         cell.metadata = {"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {}
@@ -73,7 +80,7 @@ def clean(notebook):
                 for shown in (output.get("data", {}), output.get("metadata", {})):
                     for kind in [kind for kind in shown if kind.startswith(WIDGETS)]:
                         del shown[kind]
-    notebook.metadata = METADATA
+    notebook.metadata = metadata(name)
     return notebook
 
 
