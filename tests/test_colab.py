@@ -237,7 +237,7 @@ def test_without_the_course_the_set_up_cell_says_two_lines_and_no_traceback(tmp_
     (tmp_path / "set_up.ipy").write_text(hidden + source)
     nothing = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "http.proxy"}
     done = subprocess.run(
-        [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "set_up.ipy"],
+        [sys.executable, "-m", "IPython", "--no-banner", "--no-term-title", "--colors=NoColor", "set_up.ipy"],
         env={**os.environ, **nothing, "GIT_CONFIG_VALUE_0": "http://127.0.0.1:9"},
         cwd=tmp_path,
         capture_output=True,
