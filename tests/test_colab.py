@@ -546,7 +546,9 @@ def test_the_set_up_cell_installs_the_course_and_changes_no_version(runtime):
     set_up = re.sub(r'(?<=REPOSITORY = ")[^"]*', "jane/course", first["source"], count=1)
     script.write_text(set_up.replace("git+https://github.com/{REPOSITORY or '(none is named)'}", str(ROOT)))
     assert str(ROOT) in script.read_text()
-    assert re.search(r"^\d devices for ", run(python, "-m", "IPython", script, folder=folder), re.MULTILINE)
+    assert re.search(
+        r"^\d devices for ", run(python, "-m", "IPython", "--no-term-title", script, folder=folder), re.MULTILINE
+    )
     after = json.loads(run(python, "-c", VERSIONS, folder=folder))
     assert after == before | {OWN: importlib.metadata.version(OWN)}
 
