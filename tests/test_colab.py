@@ -562,13 +562,11 @@ def test_a_lesson_that_needs_tensorflow_adds_it_to_the_tpu_runtime_and_changes_n
     command = [python, "-c", "from nbclient.cli import main; main()", "--inplace", "--timeout=600", carried]
     run("env", "COLAB_RELEASE_TAG=release", *command, folder=folder)
     after = json.loads(run(python, "-c", VERSIONS, folder=folder))
-    assert {name: after[name] for name in before} == before and "tensorflow-cpu" in after
-    said = "".join(
-        "".join(output.get("text", ""))
-        for cell in read_notebook(carried)["cells"]
-        for output in cell.get("outputs", ())
-    )
-    assert f"no TensorFlow: added its CPU build {after['tensorflow-cpu']}, and changed nothing else." in said
+    assert {name: after[name] for name in before} == before
+    assert "tensorflow-cpu" in {name.replace("_", "-") for name in after.keys() - before.keys()}
+    outputs = [output for cell in read_notebook(carried)["cells"] for output in cell.get("outputs", ())]
+    said = "".join("".join(output.get("text", "")) for output in outputs)
+    assert re.search(r"no TensorFlow: added its CPU build [\d.]+, and changed nothing else\.", said)
 
 
 def test_where_no_build_fits_there_is_one_line(monkeypatch):
