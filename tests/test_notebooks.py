@@ -9,29 +9,14 @@ import nbformat
 import pytest
 from nbval.plugin import find_comment_markers, find_metadata_tags, get_sanitize_patterns
 
-from course_lib.staff import fork_badges, store_outputs
+from course_lib.staff import fork_badges, set_up_cell, store_outputs
 
 ROOT = Path(__file__).parents[1]
 PATHS = sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("solutions/*.ipynb")])
 each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 
 NAMED = fork_badges.named(ROOT / "notebooks" / "00_start_here.ipynb")  # "", or a fork's after `course badges`
-SET_UP = f'''REPOSITORY = "{NAMED}"  # OWNER/NAME@COMMIT on GitHub; `course badges` writes it
-try:
-    import course_lib
-except ImportError as error:  # Colab: install this course, and replace nothing
-    import subprocess
-    import sys
-
-    where = f"git+https://github.com/{{REPOSITORY or '(none is named)'}}"
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--retries=1", where]
-    if not REPOSITORY or subprocess.run(pip, capture_output=True).returncode:
-        error._render_traceback_ = lambda: [
-            f"The course is not installed, and cannot be from {{where}}.",
-            "In a fork: `course badges`. Else: `course colab`. See README.md.",
-        ]
-        raise
-'''
+SET_UP = set_up_cell.TEXT.replace('""', f'"{NAMED}"', 1)
 BADGE = "https://colab.research.google.com/github/"
 MACHINE_PATH = re.compile(r"(?<![\w.~<])/(?:root|home|Users|tmp|private|var|opt|mnt|work)/\w")
 

@@ -10,6 +10,8 @@ import re
 import warnings
 from collections.abc import Iterator
 
+from course_lib.staff.set_up_cell import AS_IT_IS
+
 LINES, LINE_LENGTH = 20, 200
 _LOOKED_THROUGH = 500_000  # characters in a notebook: a syntax tree takes a hundred times its source's memory
 _EACH_CELL = 100  # what a cell costs of them by itself
@@ -67,6 +69,7 @@ def suspicious(cells: list[dict]) -> tuple[str, ...]:
 
 def _in_source(source: str, names: dict[str, str]) -> list[str]:
     """What one cell does; its names of modules, and of what is in them, are added to names."""
+    source = AS_IT_IS.sub("import course_lib\n", source)  # the course's own lines install it
     for text in (source, _MAGIC.sub(lambda it: "= None" if it[1] is None else f"{it[1]}pass", source)):
         with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
             tree = syntax_tree(text)
