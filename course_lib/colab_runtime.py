@@ -8,10 +8,6 @@ import tempfile
 
 from course_lib.errors import CourseError
 
-BUILD = (
-    "tensorflow-cpu>=2.20"  # no build for TPUs: those ask for a libtpu of their own, and lessons 05 and 07 use JAX's
-)
-
 
 def add_tensorflow() -> str:
     """Install TensorFlow's CPU build, with every version that is here as a constraint: pip may add, and change nothing.
@@ -24,7 +20,7 @@ def add_tensorflow() -> str:
         constraints.write("\n".join(here))
         constraints.flush()
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q", "-c", constraints.name]
-        done = subprocess.run([*pip, BUILD], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = subprocess.run([*pip, _build()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         said = [line for line in done.stdout.splitlines() if line.startswith("ERROR")] or ["no reason given"]
         raise CourseError(
@@ -34,3 +30,9 @@ def add_tensorflow() -> str:
     importlib.invalidate_caches()
     version = importlib.metadata.version("tensorflow-cpu")
     return f"Colab's TPU runtime has no TensorFlow: added its CPU build {version}, and changed nothing else."
+
+
+def _build() -> str:
+    """As pyproject.toml names it. The build for TPUs would bring a libtpu of its own; lessons 05 and 07 use JAX's."""
+    extras = importlib.metadata.requires("distributed-training-course")
+    return next(one.partition(";")[0].strip() for one in extras if one.startswith("tensorflow-cpu"))

@@ -429,7 +429,7 @@ def test_a_users_mistakes_are_one_line_each_and_write_nothing(capsys, monkeypatc
         (checkout / LESSON, checkout / LESSON): "names the notebook itself",
         (checkout / LESSON, checkout / "exercises" / ".." / LESSON): "names the notebook itself",
         (checkout / LESSON, tmp_path): "names a folder",
-        (checkout / LESSON, checkout / "README.md" / "out.ipynb"): "cannot be written",
+        (checkout / LESSON, checkout / "README.md" / "out.ipynb"): "; name another file with --out",
         (checkout / "notebooks" / "none.ipynb", tmp_path / "out.ipynb"): "there is no file",
         (checkout / "README.md", tmp_path / "out.ipynb"): "is not JSON",
         (bare, tmp_path / "out.ipynb"): "has no set-up cell",
@@ -575,7 +575,7 @@ def test_where_no_build_fits_there_is_one_line(monkeypatch):
     variables = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "0"}
     for name, value in {**variables, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(colab_runtime, "BUILD", "tensorflow-cpu==0.0.1")  # so that none here satisfies it
+    monkeypatch.setattr(colab_runtime, "_build", lambda: "tensorflow-cpu==0.0.1")  # so that none here satisfies it
     with pytest.raises(CourseError, match="cannot be added to this runtime.*Change runtime type") as refused:
         colab_runtime.add_tensorflow()
     assert "\n" not in str(refused.value)

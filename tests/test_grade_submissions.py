@@ -16,6 +16,7 @@ import pytest
 
 from course_lib.errors import CourseError
 from course_lib.exercises import judges, notebook_cells
+from course_lib.staff import set_up_cell
 from course_lib.staff.grade import submissions
 from course_lib.staff.grade.review import LINE_LENGTH, LINES, suspicious
 from course_lib.staff.grade.submissions import find
@@ -666,6 +667,23 @@ EXERCISES = sorted((*ROOT.glob("solutions/*.ipynb"), *ROOT.glob("exercises/*.ipy
 @pytest.mark.parametrize("path", EXERCISES, ids=lambda path: f"{path.parent.name} {path.stem[:2]}")
 def test_the_courses_own_exercises_get_no_line(path):
     assert suspicious(notebook_cells.read_notebook(path)["cells"]) == ()
+
+
+@pytest.mark.parametrize(
+    "old, new, line",
+    [
+        ('REPOSITORY = ""', 'REPOSITORY = "jane/course@v1"', None),  # as `course badges` writes it
+        ("    import sys\n", "    import sys\n    subprocess.run('id')\n", "cell 1 imports subprocess"),
+        ("        raise\n", "        subprocess.run('id')\n", "cell 1 imports subprocess"),
+        ('REPOSITORY = ""', 'REPOSITORY = "", __import__("subprocess").run("id")', "cell 1 imports subprocess"),
+        ("REPOSITORY", "import ctypes\nREPOSITORY", "cell 1 imports ctypes"),
+    ],
+)
+def test_the_set_up_lines_get_no_line_only_as_the_course_wrote_them(old, new, line):
+    source = set_up_cell.TEXT.replace(old, new, 1)
+    assert source != set_up_cell.TEXT
+    lines = suspicious([{"cell_type": "code", "source": source, "id": "a", "metadata": {}}])
+    assert line in lines if line else lines == ()
 
 
 def test_lessons_get_no_line_but_for_their_processes_and_threads():

@@ -78,7 +78,7 @@ def write(notebook_path: Path, out: Path, root: Path) -> Path:
     if out.is_dir():
         raise CourseError(f"--out names a folder, {out}; name a file, such as {out / 'copy.ipynb'}")
     copy = _copy(notebook_path, root)
-    write_whole(out, copy(_carrier(*_wheel(root))))
+    _store(out, copy(_carrier(*_wheel(root))))
     return out
 
 
@@ -96,8 +96,15 @@ def write_all(out: Path, root: Path) -> int:
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as file:
         for path, copy in copies.items():
             file.writestr(zipfile.ZipInfo(path.relative_to(root).as_posix()), copy(carrier), zipfile.ZIP_DEFLATED)
-    write_whole(out, content.getvalue())
+    _store(out, content.getvalue())
     return len(paths)
+
+
+def _store(out: Path, content: bytes) -> None:
+    try:
+        write_whole(out, content)
+    except CourseError as error:
+        raise CourseError(f"{error}; name another file with --out") from None
 
 
 def _copy(path: Path, root: Path, beside: Container[Path] = ()) -> Callable[[dict], bytes]:

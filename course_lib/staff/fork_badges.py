@@ -60,15 +60,11 @@ def home_of(address: str | None, root: Path) -> Home:
     repository = found["repository"] if found else remote(root)
     if repository is None:
         raise CourseError("git has no remote `origin` on GitHub here; name the repository with --repo OWNER/NAME")
-    commit = (
-        found
-        and found["commit"]
-        or _git(root, "describe", "--tags", "--exact-match")
-        or _git(root, "rev-parse", "HEAD")
-    )
+    said = found["commit"] if found else None
+    commit = said or _git(root, "describe", "--tags", "--exact-match") or _git(root, "rev-parse", "HEAD")
     if not commit:
         raise CourseError(f"git knows no commit here; name the one to install with --repo {repository}@COMMIT")
-    return Home(repository, commit, _git(root, "rev-parse", "--abbrev-ref", "HEAD").replace("HEAD", "") or "main")
+    return Home(repository, commit, _git(root, "branch", "--show-current") or "main")
 
 
 def remote(root: Path) -> str | None:
@@ -89,7 +85,7 @@ def point_at(home: Home, root: Path) -> list[Path]:
     contents |= {path: _notebook(path, home) for path in notebooks}
     changed = [path for path, content in contents.items() if content != path.read_bytes()]
     for path in changed:
-        write_whole(path, contents[path].decode())
+        write_whole(path, contents[path])
     return [path.relative_to(root) for path in changed]
 
 
