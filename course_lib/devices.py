@@ -99,17 +99,20 @@ def machine() -> Machine:
     )
 
 
-def simulate(count: int, framework: str = "tensorflow") -> Devices:
+def simulate(count: int, framework: str = "tensorflow", accelerators: bool = True) -> Devices:
     """Start the framework with `count` devices and return them.
 
     Takes the machine's accelerators when it has at least `count` of them;
-    otherwise divides the CPU into `count` devices. They compute and hold
-    tensors separately, and share the same cores. Also picks the framework as
-    Keras' backend. The same call again returns the same devices.
+    otherwise divides the CPU into `count` devices, and fewer accelerators stay
+    idle: TensorFlow no longer sees them, and JAX computes on the CPU by default.
+    The CPU's devices compute and hold tensors separately, and share the same
+    cores. Also picks the framework as Keras' backend. The same call again
+    returns the same devices.
 
-    framework  "tensorflow" or "jax"
-    Raises     CourseError when the framework is missing, has already started
-               with other devices, or Keras already runs on another backend
+    framework     "tensorflow" or "jax"
+    accelerators  False leaves them all idle
+    Raises        CourseError when the framework is missing, has already started
+                  with other devices, or Keras already runs on another backend
     """
     if framework not in FRAMEWORK_NAMES:
         raise CourseError(f"simulate() knows the frameworks {', '.join(FRAMEWORK_NAMES)}, not {framework!r}.")
@@ -125,7 +128,7 @@ def simulate(count: int, framework: str = "tensorflow") -> Devices:
     _choose_keras_backend(framework)
     quieten()
     with without_start_up_log():
-        return {"tensorflow": _simulate_tensorflow, "jax": _simulate_jax}[framework](count)
+        return {"tensorflow": _simulate_tensorflow, "jax": _simulate_jax}[framework](count, accelerators)
 
 
 def cache_folder() -> Path:
@@ -136,15 +139,15 @@ def cache_folder() -> Path:
     return folder
 
 
-def _simulate_tensorflow(count: int) -> Devices:
+def _simulate_tensorflow(count: int, accelerators: bool) -> Devices:
     import tensorflow as tf
 
     tf.get_logger().setLevel("WARNING")  # strategies report every reduction they trace
-    gpus = tf.config.list_physical_devices("GPU")
-    simulated = len(gpus) < count
+    simulated = not accelerators or len(tf.config.list_physical_devices("GPU")) < count
     if simulated:
         cpu = tf.config.list_physical_devices("CPU")[0]
         try:
+            tf.config.set_visible_devices([], "GPU")  # else what names no device would run on a GPU
             tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
         except RuntimeError:
             raise _started("tensorflow", len(tf.config.list_logical_devices("CPU")), count) from None
@@ -155,7 +158,7 @@ def _simulate_tensorflow(count: int) -> Devices:
     return Devices(tuple(f"{kind}:{i}" for i in range(count)), "tensorflow", simulated)
 
 
-def _simulate_jax(count: int) -> Devices:
+def _simulate_jax(count: int, accelerators: bool) -> Devices:
     import jax
 
     try:
@@ -163,10 +166,10 @@ def _simulate_jax(count: int) -> Devices:
     except RuntimeError:  # JAX has started; fine when an earlier call made the same devices
         if len(jax.devices("cpu")) != count:
             raise _started("jax", len(jax.devices("cpu")), count) from None
-    accelerators = [device for device in jax.devices() if device.platform != "cpu"]
-    simulated = len(accelerators) < count
-    chosen = jax.devices("cpu") if simulated else accelerators[:count]
-    if simulated and accelerators:
+    found = [device for device in jax.devices() if device.platform != "cpu"]
+    simulated = not accelerators or len(found) < count
+    chosen = jax.devices("cpu") if simulated else found[:count]
+    if simulated and found:
         jax.config.update("jax_default_device", chosen[0])
     return Devices(tuple(f"{device.platform}:{device.id}" for device in chosen), "jax", simulated)
 

@@ -38,6 +38,11 @@ class Lesson:
         """The module of its questions in exercises/judges and exercises/probes."""
         return f"ex{self.number}"
 
+    @property
+    def runtime(self) -> str:
+        """Colab's runtime for it, "CPU" or "TPU"."""
+        return "TPU" if self.framework == "jax" else "CPU"
+
 
 _ALL = (
     Lesson(
@@ -147,3 +152,21 @@ _ALL = (
     ),
 )
 LESSONS = {lesson.name: lesson for lesson in _ALL}  # in the order in which they are taught
+
+
+def in_colab(devices: int, framework: str = "tensorflow", accelerators: bool = True) -> str:
+    """Which of Colab's runtimes to choose for a notebook, and what one GPU, or the TPU's one chip, changes.
+
+    Takes what the notebook's set-up cell passes to devices.simulate; the line stands at its top.
+    """
+    number = {2: "two", 4: "four", 8: "eight"}.get(devices)
+    if framework == "jax":
+        return (
+            f"take the TPU runtime. Its one chip is fewer than {number}, "
+            f"so the {number} devices are simulated on its host's CPU."
+        )
+    if not accelerators:
+        return "take the CPU runtime. A GPU would stay idle and change nothing."
+    if number:
+        return f"take the CPU runtime. One GPU is fewer than {number}, so it would stay idle and change nothing."
+    return "take the CPU runtime. With a GPU, the cells run on it instead; that was not run here."

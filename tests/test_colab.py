@@ -366,6 +366,11 @@ def test_the_zip_holds_all_and_its_links_stay_inside(capsys, monkeypatch, tmp_pa
         prose = "\n".join(cell["source"] for cell in read_notebook(name)["cells"] if cell["cell_type"] == "markdown")
         inside = [target for target in re.findall(r"\]\(([^()\s#]+)", prose) if ":" not in target]
         assert inside and all((name.parent / target).is_file() for target in inside), name
+        alone = colab_copy.write(ROOT / name, tmp_path / "alone.ipynb", ROOT)  # else the same: as it runs, so does this
+        runs = [
+            [cell for cell in read_notebook(path)["cells"] if cell["cell_type"] == "code"] for path in (name, alone)
+        ]
+        assert runs[0] == runs[1]
     assert call(capsys, "colab") == (2, "", "course colab: course colab takes one notebook, or --all\n")
 
 
@@ -518,12 +523,20 @@ def fill_in(path: Path, exercise: str) -> None:
 
 @pytest.mark.slow
 @on_colabs_stack
-@pytest.mark.parametrize("kind", ["notebooks", "exercises"])
+@pytest.mark.parametrize("kind", ["notebooks", "exercises", "all"])
 def test_a_copy_runs_in_colab_from_an_empty_folder_and_changes_no_version(runtime, kind):
-    """nbclient stops at a cell that raises, and a check of an exercise raises unless the answer is right."""
+    """A lesson, an exercise, or the exercise out of the zip of all.
+
+    nbclient stops at a cell that raises, and a check of an exercise raises unless the answer is right.
+    """
     python, folder, before = runtime
-    carried = colab_copy.write(ROOT / kind / f"{RUN_HERE}.ipynb", folder / "copy.ipynb", ROOT)
-    if kind == "exercises":
+    if kind == "all":
+        colab_copy.write_all(folder / "all.zip", ROOT)
+        shutil.unpack_archive(folder / "all.zip", folder)
+        carried = folder / "exercises" / f"{RUN_HERE}.ipynb"
+    else:
+        carried = colab_copy.write(ROOT / kind / f"{RUN_HERE}.ipynb", folder / "copy.ipynb", ROOT)
+    if kind != "notebooks":
         fill_in(carried, f"{RUN_HERE}.ipynb")
     run(python, "-c", "from nbclient.cli import main; main()", "--inplace", "--timeout=600", carried, folder=folder)
 

@@ -49,6 +49,22 @@ def test_too_late_in_a_notebook_names_the_cell():
     assert "move this cell, which calls simulate(2), above the first cell that uses TensorFlow" in done.stdout
 
 
+@pytest.mark.parametrize("call, simulated", [("2", True), ("1, accelerators=False", True), ("1", False)])
+def test_fewer_gpus_than_asked_for_stay_idle(call, simulated):
+    """A machine with one GPU: TensorFlow is told of one, and asked which of them it was told to leave alone."""
+    code = (
+        "import tensorflow as tf\n"
+        "gpu, hidden, real = tf.config.PhysicalDevice('GPU:0', 'GPU'), [], tf.config.list_physical_devices\n"
+        "tf.config.list_physical_devices = lambda kind: [gpu] if kind == 'GPU' else real(kind)\n"
+        "tf.config.set_visible_devices = lambda *devices: hidden.append(devices)\n"
+        "from course_lib import devices\n"
+        f"try: print(devices.simulate({call}).simulated, hidden)\n"
+        "except devices.CourseError: print(hidden)  # the GPU that it takes is not there\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == ("True [([], 'GPU')]" if simulated else "[]"), done.stderr
+
+
 def test_jax_devices_in_a_fresh_process():
     code = (
         "from course_lib import devices; four = devices.simulate(4, 'jax'); assert four == devices.simulate(4, 'jax')\n"

@@ -1,19 +1,20 @@
 """The catalogue of lessons against the files and tables that repeat it."""
 
+import ast
 import re
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from course_lib.lessons import LESSONS
+from course_lib.lessons import LESSONS, in_colab
 
 ROOT = Path(__file__).parents[1]
 each_lesson = pytest.mark.parametrize("lesson", LESSONS.values(), ids=LESSONS)
 
 
-def cells(name: str) -> list[str]:
-    return [cell.source for cell in nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells]
+def cells(name: str, folder: str = "notebooks") -> list[str]:
+    return [cell.source for cell in nbformat.read(ROOT / folder / f"{name}.ipynb", as_version=4).cells]
 
 
 def rows(page: str) -> list[list[str]]:
@@ -41,6 +42,27 @@ def test_a_notebook_names_its_time_and_the_hardware_that_it_can_use(lesson):
     halves = 1.5 if "a half" in time else 2 if "two" in time else 1
     assert lesson.minutes == pytest.approx(int(seconds[1]) / 60 if seconds else halves, abs=0.05)
     assert lesson.hardware.lower() in runs.lower()
+
+
+@pytest.mark.parametrize("folder", ["notebooks", "solutions", "exercises"])
+@each_lesson
+def test_a_notebook_says_which_runtime_to_choose_in_colab(folder, lesson):
+    """And what one GPU or the TPU's one chip changes, by what its set-up cell asks of devices.simulate."""
+    head, *others = cells(lesson.name, folder)
+    set_up = next(source for source in others if source.startswith("# @title Set-up"))
+    (call,) = [
+        node
+        for node in ast.walk(ast.parse(set_up))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "devices.simulate"
+    ]
+    values = [ast.literal_eval(value) for value in call.args]
+    named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    (said,) = re.findall(r"(?m)^(?:- )?\*+In Colab:\*+ (.*)", head)
+    assert said.startswith(in_colab(*values, **named))
+    lessons_own = folder == "notebooks" and lesson.runtime == "TPU"
+    assert ("#From-here-on-the-TPU" in said) == lessons_own
+    if folder == "notebooks":
+        assert values[0] == lesson.devices
 
 
 def test_readme_lists_every_lesson_with_its_question():

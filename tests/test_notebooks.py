@@ -78,11 +78,18 @@ def test_it_is_stored_clean(path):
 
 @each_notebook
 def test_colab_opens_it_in_a_runtime_that_it_can_use(path):
-    """The lessons on JAX ask for a TPU, by the name that Colab writes; the others for none, which is the CPU."""
+    """The lessons on JAX ask for a TPU, by the name that Colab writes; the others for none, which is the CPU.
+
+    Colab folds a cell with this metadata, and shows its title.
+    """
     nbformat.validate(read(path))
     asked = read(path).metadata
     wanted = ("TPU", "V5E1") if path.stem[:2] in ("05", "07") else (None, None)
     assert (asked.get("accelerator"), asked["colab"].get("gpuType")) == wanted
+    assert asked["colab"]["name"] == path.name
+    set_up, *others = code_cells(read(path))
+    assert set_up.metadata.cellView == "form" and set_up.source.startswith("# @title Set-up\n")
+    assert not any("cellView" in cell.metadata for cell in others)
 
 
 @each_notebook

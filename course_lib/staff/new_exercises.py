@@ -17,7 +17,7 @@ from course_lib.exercises.ask import WRITE_HERE
 from course_lib.exercises.judges import published
 from course_lib.exercises.notebook_cells import checked_questions, question_tags, read_notebook
 from course_lib.staff.grade.results import write_whole
-from course_lib.staff.store_outputs import metadata
+from course_lib.staff.store_outputs import cell_metadata, metadata
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 
@@ -131,8 +131,7 @@ def _blank_cell(cell: dict, place: str) -> dict:
     if (BEGIN in cell["source"] or END in cell["source"]) and len(tags) != 1:
         raise CourseError(f"{place}: a solution needs exactly one question's tag, and this cell has {tags or 'none'}")
     source = _blank_source(cell["source"], tags[0], place) if tags else cell["source"]
-    kept = {"tags": cell["metadata"]["tags"]} if cell.get("metadata", {}).get("tags") else {}
-    blank = {"cell_type": cell["cell_type"], "id": cell.get("id"), "metadata": kept, "source": source}
+    blank = {"cell_type": cell["cell_type"], "id": cell.get("id"), "metadata": cell_metadata(cell), "source": source}
     if cell["cell_type"] == "code":
         blank |= {"execution_count": None, "outputs": []}
     return blank

@@ -3,6 +3,7 @@
 import re
 
 TEXT = """\
+# @title Set-up
 REPOSITORY = ""  # OWNER/NAME@COMMIT on GitHub; `course badges` writes it
 try:
     import course_lib

@@ -12,6 +12,7 @@ from course_lib.errors import CourseError
 from course_lib.exercises.notebook_cells import read_notebook
 from course_lib.lessons import LESSONS
 from course_lib.staff.grade.results import write_whole
+from course_lib.staff.set_up_cell import AS_IT_IS
 
 CELL_SECONDS = 600
 WIDGETS = "application/vnd.jupyter.widget-"  # a widget's place and state: both name a kernel that is gone
@@ -60,18 +61,26 @@ def execute(path: Path, store: bool) -> Execution:
 
 def metadata(name: str) -> dict:
     """What a lesson's or an exercise's file says of itself: its kernel, and the runtime that Colab opens it in."""
-    chip = {"accelerator": "TPU"} if name in LESSONS and LESSONS[name].framework == "jax" else {}
+    chip = {"accelerator": "TPU"} if name in LESSONS and LESSONS[name].runtime == "TPU" else {}
+    colab = {"name": f"{name}.ipynb", "provenance": [], "toc_visible": True}
     return chip | {
-        "colab": {"provenance": [], "toc_visible": True, **({"gpuType": "V5E1"} if chip else {})},
+        "colab": colab | ({"gpuType": "V5E1"} if chip else {}),
         "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
     }
 
 
+def cell_metadata(cell: dict) -> dict:
+    """What a cell's own metadata keeps: its tags, and that Colab folds the set-up cell under its title."""
+    folded = {"cellView": "form"} if AS_IT_IS.match(cell["source"]) else {}
+    tags = cell.get("metadata", {}).get("tags")
+    return folded | ({"tags": tags} if tags else {})
+
+
 def clean(notebook, name: str):
     """The notebook with what would differ on another machine, or in another front end, taken out."""
     for cell in notebook.cells:
-        cell.metadata = {"tags": cell.metadata["tags"]} if cell.metadata.get("tags") else {}
+        cell.metadata = cell_metadata(cell)
         if cell.cell_type == "code":
             cell.outputs = _merged(cell.outputs)
             for output in cell.outputs:
