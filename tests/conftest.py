@@ -17,15 +17,15 @@ ROOT = Path(__file__).parents[1]
 # Seconds that a file's tests take on two cores, about, as --durations=0 shows them. The longest start first, so that
 # none runs alone at the end, and `make check` leaves all of them out.
 SECONDS = {
-    "notebooks": {"00": 6, "01": 45, "02": 92, "03": 125, "04": 51, "05": 112, "06": 55, "07": 81, "08": 87}
-    | {"09": 73, "10": 47, "11": 84},
-    "solutions": {"02": 27, "03": 20, "04": 25, "05": 18, "07": 39, "08": 15, "09": 20, "11": 55},
-    "tests": {"test_support_matrix": 300, "test_cluster": 94, "test_exercises": 80, "test_accumulate": 72}
-    | {"test_jax_only": 57, "test_tpu": 56, "test_multi_worker": 54, "test_training": 50}
-    | {"test_views": 48, "test_data": 45, "test_book": 33, "test_models": 29, "test_grade_command": 18}
-    | {"test_cluster_network": 15, "test_worker_checks": 15, "test_pipeline": 15, "test_parameter_server": 14}
-    | {"test_devices": 13, "test_plan_network": 12, "test_forks": 11, "test_plan_machine": 8}
-    | {"test_grade_inside": 8, "test_cluster_cli": 7},
+    "notebooks": {"00": 6, "01": 45, "02": 140, "03": 145, "04": 57, "05": 111, "06": 80, "07": 56, "08": 61}
+    | {"09": 46, "10": 48, "11": 78},
+    "solutions": {"02": 35, "03": 30, "04": 29, "05": 21, "07": 32, "08": 27, "09": 25, "11": 58},
+    "tests": {"test_support_matrix": 300, "test_training": 163, "test_accumulate": 122, "test_cluster": 110}
+    | {"test_tpu": 86, "test_views": 72, "test_multi_worker": 69, "test_data": 67, "test_exercises": 65}
+    | {"test_book": 63, "test_models": 54, "test_jax_only": 50, "test_pipeline": 34, "test_grade_command": 22}
+    | {"test_plan_machine": 21, "test_parameter_server": 20, "test_cluster_network": 19, "test_devices": 19}
+    | {"test_worker_checks": 17, "test_plan_network": 14, "test_forks": 12, "test_grade_inside": 8}
+    | {"test_cluster_cli": 7},
 }
 
 
