@@ -24,5 +24,5 @@ What stands behind them:
   exercises                   check("q1"): probes beside the learner's code, judges with targets and known mistakes
   progress doctor             a learner's points; what each lesson will do on this machine
   staff                       the class grader, certificates, the site, generated exercises; not in the wheel
-  bootstrap cli               set-up; the `course` command
+  bootstrap update cli        set-up; a newer version; the `course` command
 """

@@ -94,6 +94,14 @@ def progress(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def update(arguments: argparse.Namespace) -> int:
+    """Bring this clone to the newest version, and keep every notebook that you wrote in."""
+    from course_lib.update import update as bring
+
+    print(bring(_checkout()))
+    return 0
+
+
 def _say(answer, as_json: bool) -> None:
     print(json.dumps(answer.as_dict(), indent=2) if as_json else answer)
 
@@ -167,12 +175,14 @@ COMMANDS = {
     "lab": (lab, _add_lab, "course lab --port 8890 --no-browser"),
     "check": (check, _add_check, "course check 02_data_parallelism"),
     "progress": (progress, _add_progress, "course progress --json"),
+    "update": (update, lambda parser: None, "course update"),
 }
 LEARNERS = {
     "doctor": "say what this machine has and what each lesson will do on it",
     "lab": "become JupyterLab, open on the first lesson",
     "check": "run an exercise in a fresh kernel and show its verdicts",
     "progress": "show the points earned so far, what is open, and the next step",
+    "update": "bring this clone to the newest version, and keep what you wrote",
     "plan": "predict memory and time of a training step on chips that need not be here",
     "compile": "compile a model's train step for a TPU slice that is not there",
     "cluster": "run a distributed job here, or write it for Slurm or Kubernetes",

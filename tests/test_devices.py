@@ -51,7 +51,7 @@ def test_too_late_in_a_notebook_names_the_cell():
 
 @pytest.mark.parametrize("call, simulated", [("2", True), ("1, accelerators=False", True), ("1", False)])
 def test_fewer_gpus_than_asked_for_stay_idle(call, simulated):
-    """A machine with one GPU: TensorFlow is told of one, and asked which of them it was told to leave alone."""
+    """A machine with one GPU, as a stand-in: no GPU was here to try it on."""
     code = (
         "import tensorflow as tf\n"
         "gpu, hidden, real = tf.config.PhysicalDevice('GPU:0', 'GPU'), [], tf.config.list_physical_devices\n"
