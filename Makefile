@@ -72,5 +72,6 @@ lock-colab: setup
 	  pyproject.toml <(echo tensorflow) $(COLAB_EXTRAS:%=--extra %) --output-file requirements-colab.lock
 	$(COMPILE) $(COLAB) --constraint <(grep -v ' @ ' $(FREEZE_TPU)) --override <(echo libtpu==0.0.21.1) \
 	  pyproject.toml $(COLAB_TPU_EXTRAS:%=--extra %) --output-file requirements-colab-tpu.lock
+	FREEZE_TPU='$(abspath $(FREEZE_TPU))' $(BIN)/python -m pytest -s tests/test_colab.py -k whole_list
 
 .PHONY: help lab test check lint book exercises notebooks setup clean lock lock-colab

@@ -582,6 +582,30 @@ def test_a_lesson_that_needs_tensorflow_adds_it_to_the_tpu_runtime_and_changes_n
     assert re.search(r"no TensorFlow: added its CPU build [\d.]+, and changed nothing else\.", said)
 
 
+@pytest.mark.skipif("FREEZE_TPU" not in os.environ, reason="for `make lock-colab`, which is given Colab's whole list")
+def test_tensorflow_changes_no_version_of_the_whole_list_of_the_tpu_runtime(tmp_path):
+    """All that the runtime has from the package index, installed; then what a lesson's set-up cell does there.
+
+    What Colab installs from files of its own, with " @ ", is in no index: torch, and Colab itself.
+    """
+    listed, python = tmp_path / "listed.txt", tmp_path / "venv" / "bin" / "python"
+    lines = Path(os.environ["FREEZE_TPU"]).read_text().splitlines()
+    listed.write_text("\n".join(line for line in lines if "==" in line and " @ " not in line))
+    uv = Path(sys.prefix, "bin", "uv")
+    run(uv, "venv", "--quiet", "--seed", "--python", "3.13", tmp_path / "venv", folder=tmp_path)
+    install = [uv, "pip", "install", "--quiet", "--no-deps", "--python", python]
+    run(*install, "--requirement", listed, folder=tmp_path)
+    run(*install, ROOT, folder=tmp_path)
+    before = json.loads(run(python, "-c", VERSIONS, folder=tmp_path))
+    add = "from course_lib import colab_runtime; print(colab_runtime.add_tensorflow())"
+    assert "added its CPU build" in run(python, "-c", add, folder=tmp_path)
+    after = json.loads(run(python, "-c", VERSIONS, folder=tmp_path))
+    assert len(before) > 250 and "tensorflow-cpu" not in before
+    assert {name: after[name] for name in before} == before
+    print(f"{len(before)} listed, none changed; added: {', '.join(sorted(after.keys() - before.keys()))}")
+    run(python, "-c", "import tensorflow, keras; print(tensorflow.__version__)", folder=tmp_path)
+
+
 def test_where_no_build_fits_there_is_one_line(monkeypatch):
     """For real: pip finds no package on a port where nobody listens."""
     pytest.importorskip("pip")

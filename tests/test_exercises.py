@@ -112,7 +112,7 @@ def _names(path: Path) -> dict[str, object]:
             source, file = re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", cell["source"]), f"<{path.stem}, cell {place}>"
             # This process has TensorFlow's four devices already, and no answer alone needs JAX's.
             source = re.sub(r'devices\.simulate\(\d+, "jax"\)', "None", source)
-            source = re.sub(r"devices\.simulate\(\d\)", "devices.simulate(4)", source)
+            source = re.sub(r"devices\.simulate\(\d(, accelerators=False)?\)", "devices.simulate(4)", source)
             # A worker program travels as its source, which Python looks up here, as IPython lets it.
             linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
             exec(compile(source, file, "exec"), names)
