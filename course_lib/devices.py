@@ -40,11 +40,13 @@ class Devices:
     names      one per device, as the framework spells them ("CPU:0" or "cpu:0")
     framework  "tensorflow" or "jax"
     simulated  True when they are slices of one CPU, False when each is an accelerator
+    idle       accelerators that the machine has beside them, too few or not wanted
     """
 
     names: tuple[str, ...]
     framework: str
     simulated: bool
+    idle: int = 0
 
     def __len__(self) -> int:
         return len(self.names)
@@ -52,7 +54,8 @@ class Devices:
     def __str__(self) -> str:
         kind = "simulated on this machine's CPU" if self.simulated else "real accelerators"
         count = f"{len(self)} devices" if len(self) > 1 else "1 device"
-        return f"{count} for {FRAMEWORK_NAMES[self.framework]}, {kind}: {', '.join(self.names)}"
+        idle = f"; {self.idle} of {FRAMEWORK_NAMES[self.framework]}'s accelerators left idle" if self.idle else ""
+        return f"{count} for {FRAMEWORK_NAMES[self.framework]}, {kind}: {', '.join(self.names)}{idle}"
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,8 @@ def _simulate_tensorflow(count: int, accelerators: bool) -> Devices:
     import tensorflow as tf
 
     tf.get_logger().setLevel("WARNING")  # strategies report every reduction they trace
-    simulated = not accelerators or len(tf.config.list_physical_devices("GPU")) < count
+    gpus = tf.config.list_physical_devices("GPU")
+    simulated = not accelerators or len(gpus) < count
     if simulated:
         cpu = tf.config.list_physical_devices("CPU")[0]
         try:
@@ -155,7 +159,8 @@ def _simulate_tensorflow(count: int, accelerators: bool) -> Devices:
     started = len(tf.config.list_logical_devices(kind))  # starts TensorFlow: from here on the devices are fixed
     if started < count:
         raise _started("tensorflow", started, count)
-    return Devices(tuple(f"{kind}:{i}" for i in range(count)), "tensorflow", simulated)
+    names = tuple(f"{kind}:{i}" for i in range(count))
+    return Devices(names, "tensorflow", simulated, idle=len(gpus) - (0 if simulated else count))
 
 
 def _simulate_jax(count: int, accelerators: bool) -> Devices:
@@ -171,7 +176,8 @@ def _simulate_jax(count: int, accelerators: bool) -> Devices:
     chosen = jax.devices("cpu") if simulated else found[:count]
     if simulated and found:
         jax.config.update("jax_default_device", chosen[0])
-    return Devices(tuple(f"{device.platform}:{device.id}" for device in chosen), "jax", simulated)
+    names = tuple(f"{device.platform}:{device.id}" for device in chosen)
+    return Devices(names, "jax", simulated, idle=len(found) - (0 if simulated else count))
 
 
 def _started(framework: str, found: int, wanted: int) -> CourseError:

@@ -101,7 +101,7 @@ def _outlook(lesson: Lesson, machine: devices.Machine) -> Outlook:
 def _backend(lesson: Lesson, machine: devices.Machine) -> str:
     framework, count = devices.FRAMEWORK_NAMES[lesson.framework], lesson.devices
     if lesson.framework == "jax" and machine.tpu:
-        return f"{framework} on {machine.tpu}"
+        return f"{framework} on {machine.tpu}, or {count} simulated CPU devices"
     gpus = 0 if lesson.framework == "tensorflow" and _has("tensorflow-cpu") else len(machine.gpus)
     if gpus >= count:
         return f"{framework} on {count} {'GPUs' if count > 1 else 'GPU'}"

@@ -130,7 +130,7 @@ def test_doctor_starts_no_framework():
         ({}, ["TensorFlow on 4 simulated CPU devices", "JAX on 8 simulated CPU devices"]),
         ({"gpus": ("A",) * 2}, ["TensorFlow on 4 simulated CPU devices", "JAX on 8 simulated CPU devices"]),
         ({"gpus": ("A",) * 8}, ["TensorFlow on 4 GPUs", "JAX on 8 GPUs"]),
-        ({"tpu": "v5e-8"}, ["TensorFlow on 4 simulated CPU devices", "JAX on v5e-8"]),
+        ({"tpu": "v5e-8"}, ["TensorFlow on 4 simulated CPU devices", "JAX on v5e-8, or 8 simulated CPU devices"]),
     ],
 )
 def test_doctor_names_the_backend_of_each_lesson(monkeypatch, changes, backends):

@@ -58,11 +58,23 @@ def test_fewer_gpus_than_asked_for_stay_idle(call, simulated):
         "tf.config.list_physical_devices = lambda kind: [gpu] if kind == 'GPU' else real(kind)\n"
         "tf.config.set_visible_devices = lambda *devices: hidden.append(devices)\n"
         "from course_lib import devices\n"
-        f"try: print(devices.simulate({call}).simulated, hidden)\n"
+        f"try: print(devices.simulate({call}), hidden)\n"
         "except devices.CourseError: print(hidden)  # the GPU that it takes is not there\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == ("True [([], 'GPU')]" if simulated else "[]"), done.stderr
+    idle = "; 1 of TensorFlow's accelerators left idle [([], 'GPU')]"
+    assert done.stdout.strip().endswith(idle) if simulated else done.stdout.strip() == "[]", done.stderr
+
+
+def test_one_tpu_chip_stays_idle_and_jax_computes_on_the_cpu():
+    """A stand-in for the chip, which JAX is told of: no TPU was here to try it on."""
+    code = (
+        "from course_lib import devices; import jax, types\n"
+        "chip, real = types.SimpleNamespace(platform='tpu', id=0), jax.devices\n"
+        "jax.devices = lambda kind=None: real(kind) if kind else [chip]\n"
+        "print(devices.simulate(8, 'jax'), jax.numpy.ones(2).devices() == {real('cpu')[0]})"
+    )
+    assert python(code).endswith("cpu:7; 1 of JAX's accelerators left idle True")
 
 
 def test_jax_devices_in_a_fresh_process():
