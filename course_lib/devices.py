@@ -52,7 +52,7 @@ class Devices:
         return len(self.names)
 
     def __str__(self) -> str:
-        kind = "simulated on this machine's CPU" if self.simulated else "real accelerators"
+        kind = "simulated on this machine's CPU" if self.simulated else "real accelerators, with full float32 products"
         count = f"{len(self)} devices" if len(self) > 1 else "1 device"
         idle = f"; {self.idle} of {FRAMEWORK_NAMES[self.framework]}'s accelerators left idle" if self.idle else ""
         return f"{count} for {FRAMEWORK_NAMES[self.framework]}, {kind}: {', '.join(self.names)}{idle}"
@@ -109,8 +109,9 @@ def simulate(count: int, framework: str = "tensorflow", accelerators: bool = Tru
     otherwise divides the CPU into `count` devices, and fewer accelerators stay
     idle: TensorFlow no longer sees them, and JAX computes on the CPU by default.
     The CPU's devices compute and hold tensors separately, and share the same
-    cores. Also picks the framework as Keras' backend. The same call again
-    returns the same devices.
+    cores. Accelerators multiply float32 in full, which is not their own default
+    (TF32, bfloat16): proofs want all digits. Also picks the framework as Keras'
+    backend. The same call again returns the same devices.
 
     framework     "tensorflow" or "jax"
     accelerators  False leaves them all idle
@@ -146,6 +147,7 @@ def _simulate_tensorflow(count: int, accelerators: bool) -> Devices:
     import tensorflow as tf
 
     tf.get_logger().setLevel("WARNING")  # strategies report every reduction they trace
+    tf.config.experimental.enable_tensor_float_32_execution(False)  # else float32 products have 10 bits on new GPUs
     gpus = tf.config.list_physical_devices("GPU")
     simulated = not accelerators or len(gpus) < count
     if simulated:
@@ -176,6 +178,8 @@ def _simulate_jax(count: int, accelerators: bool) -> Devices:
     chosen = jax.devices("cpu") if simulated else found[:count]
     if simulated and found:
         jax.config.update("jax_default_device", chosen[0])
+    if not simulated:  # else products have TF32's 10 bits on new GPUs, and bfloat16's 7 on TPUs
+        jax.config.update("jax_default_matmul_precision", "highest")
     names = tuple(f"{device.platform}:{device.id}" for device in chosen)
     return Devices(names, "jax", simulated, idle=len(found) - (0 if simulated else count))
 

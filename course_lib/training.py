@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from course_lib import precision
 from course_lib.errors import CourseError
+from course_lib.row_means import require_row_mean, rows_of
 
 
 def single_device_step(model, optimizer, per_example_loss, metrics: Sequence = ()) -> Callable:
@@ -20,16 +21,18 @@ def single_device_step(model, optimizer, per_example_loss, metrics: Sequence = (
 
     per_example_loss  (labels, logits) -> (batch,), e.g. a Keras loss with reduction="none"
     metrics           Keras metrics that take (labels, logits)
-    Returns           step(x, y) -> the batch's mean loss, a scalar tensor
+    Returns           step(x, y) -> the batch's mean loss with what layers add to it, a scalar tensor
     Warns             precision.UnscaledFloat16 for a float16 model and an optimizer without a loss scale
+    Raises            CourseError for a model that is not built, and from the first step for a loss of another shape
     """
+    _require_built(model)
     precision.warn_unscaled(model, optimizer)
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(x, y):
         with tf.GradientTape() as tape:
             logits = model(x, training=True)
-            loss = tf.reduce_mean(per_example_loss(y, logits))
+            loss = tf.reduce_mean(one_per_row(per_example_loss(y, logits))) + losses_of_layers(model)
             scaled = optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
@@ -48,20 +51,26 @@ def replicated_step(strategy, model, optimizer, per_example_loss, metrics: Seque
     mean, also when a partial batch leaves the replicas unequal numbers of rows.
     Make model, optimizer and metrics under `strategy.scope()`.
 
-    Returns  step((x, y)) -> the global batch's mean loss, a scalar tensor;
+    Returns  step((x, y)) -> the global batch's mean loss with what layers add to it, a scalar tensor;
              x and y as a distributed dataset gives them
     Warns    as `single_device_step`
+    Raises   as `single_device_step`, and CourseError for an optimizer that clips before the sum
     """
+    _require_built(model)
+    require_sum_before_clipping(optimizer)
     precision.warn_unscaled(model, optimizer)
     with strategy.scope():
         # Built inside the tf.function, it fails: "must feed a value for placeholder" (keras issue 23085).
         optimizer.build(model.trainable_variables)
 
     def replica_step(x, y):
-        global_batch = sum_over_replicas(tf.shape(y)[0])
+        rows = rows_of(x)
+        global_batch = tf.cast(sum_over_replicas(rows), tf.float32)
         with tf.GradientTape() as tape:
             logits = model(x, training=True)
-            loss = tf.reduce_sum(per_example_loss(y, logits)) / tf.cast(global_batch, tf.float32)
+            losses = one_per_row(per_example_loss(y, logits))
+            added = tf.cast(rows, tf.float32) * losses_of_layers(model)
+            loss = (tf.reduce_sum(losses) + added) / global_batch
             scaled = optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))  # sums them over the replicas
@@ -69,7 +78,7 @@ def replicated_step(strategy, model, optimizer, per_example_loss, metrics: Seque
             metric.update_state(y, logits)
         return loss
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(batch):
         return strategy.reduce("SUM", strategy.run(replica_step, args=batch), axis=None)
 
@@ -84,24 +93,30 @@ class ExactPartialBatches:
     weights drift from the single-device run while the shown loss is right. This
     step weights each replica's loss by its share of the rows. Every replica needs
     at least one row: `data.input_pipeline(replicas=...)` refuses a batch that
-    leaves one without. x and y are single tensors.
+    leaves one without. x and y are tensors, or lists or dicts of them.
 
         class Model(training.ExactPartialBatches, keras.Model): pass
         model = Model(inputs, outputs)
+
+    Raises  CourseError from `fit` on several replicas for a loss that is not a mean over rows (another
+            reduction, or outputs with a mask), and for an optimizer that clips before the sum
     """
 
     def train_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        rows = tf.shape(y)[0]
+        rows = rows_of(x)
         share = tf.cast(rows * replicas, tf.float32) / tf.cast(sum_over_replicas(rows), tf.float32)
         with tf.GradientTape() as tape:
             predictions = self(x, training=True)
+            if replicas > 1:
+                require_row_mean(self, predictions, "ExactPartialBatches")
+                require_sum_before_clipping(self.optimizer)
             loss = self.compute_loss(x, y, predictions, sample_weight, training=True)  # local mean / replicas
             scaled = self.optimizer.scale_loss(loss * share)
         gradients = tape.gradient(scaled, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
-        self.metrics[0].update_state(loss * replicas, sample_weight=rows)  # Keras' own loss tracker
+        self._loss_tracker.update_state(loss * replicas, sample_weight=rows)
         return self.compute_metrics(x, y, predictions, sample_weight)
 
 
@@ -128,10 +143,10 @@ class MultiWorkerFit:
             self._symbolic_build(data_batch=data_batch)
 
     def train_step(self, data):
-        return _as_vectors(super().train_step(data))
+        return _with_an_axis(super().train_step(data))
 
     def test_step(self, data):
-        return _as_vectors(super().test_step(data))
+        return _with_an_axis(super().test_step(data))
 
 
 class SeveralSteps:
@@ -139,7 +154,7 @@ class SeveralSteps:
 
     Keras 3 puts the loop over the steps inside `strategy.run`, where it fails
     ("must feed a value for placeholder", keras issue 23085). Here the loop is
-    outside, and each of its steps is a separate `strategy.run`.
+    outside, and each of its steps is a separate `strategy.run`. `train_on_batch` takes one.
 
         class Model(training.SeveralSteps, keras.Model): pass
     """
@@ -149,9 +164,12 @@ class SeveralSteps:
             return
         strategy = self.distribute_strategy
 
+        @tf.autograph.experimental.do_not_convert  # as Keras' own step
         def one(batch):
             logs = strategy.run(self.train_step, args=(batch,))
             return {name: strategy.reduce("MEAN", value, axis=None) for name, value in logs.items()}
+
+        one_traced = tf.function(one, reduce_retracing=True)
 
         @tf.function(reduce_retracing=True)
         def several(iterator):
@@ -164,6 +182,8 @@ class SeveralSteps:
             return logs
 
         def until_the_end(iterator):
+            if not hasattr(iterator, "get_next_as_optional"):  # a generator, from train_on_batch
+                return one_traced(next(iterator))
             try:
                 return several(iterator)
             except tf.errors.OutOfRangeError:
@@ -172,6 +192,7 @@ class SeveralSteps:
         self.train_function = until_the_end
 
 
+@keras.saving.register_keras_serializable(package="course_lib")
 class AgreeingLossScale(keras.optimizers.LossScaleOptimizer):
     """A loss scale under a strategy: as soon as one replica's gradients overflow, all replicas skip the step.
 
@@ -192,7 +213,8 @@ class ResumePoint:
     new checkpoint beside the old one and then renames one small file, so that a
     worker killed at any moment leaves the old one or the new one.
 
-    Raises  CourseError when the optimizer is not built
+    Raises  CourseError when the optimizer is not built; from `restore`, on all workers, when they do not
+            find the same step
     """
 
     def __init__(self, folder: Path, model, optimizer, is_chief: bool = True):
@@ -202,7 +224,7 @@ class ResumePoint:
                 "call optimizer.build(model.trainable_variables) under strategy.scope() first."
             )
         self._chiefs = Path(folder) / "checkpoint"
-        self._optimizer = optimizer
+        self._optimizer, self._strategy = optimizer, model.distribute_strategy
         own = self._chiefs if is_chief else Path(folder) / "not-the-chiefs" / str(id(self))
         self._manager = tf.train.CheckpointManager(
             tf.train.Checkpoint(model=model, optimizer=optimizer), str(own), max_to_keep=2
@@ -213,10 +235,27 @@ class ResumePoint:
         self._manager.save()
 
     def restore(self) -> int:
-        """Restore the chief's newest checkpoint, if there is one; return the number of steps taken up to it."""
+        """Restore the chief's newest checkpoint, if there is one; return the number of steps taken up to it.
+
+        Call it on every worker: they compare their steps.
+        """
         if newest := tf.train.latest_checkpoint(str(self._chiefs)):
             self._manager.checkpoint.restore(newest).assert_existing_objects_matched()
-        return int(self._optimizer.iterations.numpy())
+        steps = int(self._optimizer.iterations.numpy())
+        found = self._steps_of_all(steps)
+        if len(set(found)) > 1:
+            raise CourseError(
+                f"the workers found different steps to go on from, {', '.join(map(str, found))}: they do not share "
+                f"{self._chiefs.parent}; give all workers one folder, on a disk that each of them sees."
+            )
+        return steps
+
+    def _steps_of_all(self, steps: int) -> list[int]:
+        """The step of each replica, gathered where workers may differ."""
+        if not isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            return [steps]
+        own = self._strategy.run(lambda: tf.constant([steps]))
+        return self._strategy.gather(own, axis=0).numpy().tolist()
 
 
 def sum_over_replicas(value):
@@ -224,5 +263,42 @@ def sum_over_replicas(value):
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
 
-def _as_vectors(logs: dict) -> dict:
-    return {name: tf.reshape(value, (1,)) for name, value in logs.items()}
+def losses_of_layers(model):
+    """The sum of what a model's layers add to the loss in the forward pass just made: regularizers, `add_loss`."""
+    return sum((tf.cast(tf.reduce_sum(loss), tf.float32) for loss in model.losses), start=tf.constant(0.0))
+
+
+def one_per_row(losses):
+    """Losses (batch,) as they are. Raises CourseError for another shape, whose mean over rows would be another one."""
+    if losses.shape.rank != 1:
+        raise CourseError(
+            f"per_example_loss gives losses of shape {tuple(losses.shape)}, and a step needs (batch,), one per "
+            'example: use reduction="none", and take the mean over the other axes.'
+        )
+    return losses
+
+
+def require_sum_before_clipping(optimizer) -> None:
+    """Refuse an optimizer that clips each replica's gradient, and not their sum, which is what one device clips."""
+    while hasattr(optimizer, "inner_optimizer") and not hasattr(optimizer, "micro_batches"):
+        optimizer = optimizer.inner_optimizer
+    if hasattr(optimizer, "micro_batches"):  # accumulate.Accumulating sums first
+        return
+    for name in ("clipnorm", "global_clipnorm", "clipvalue"):
+        if getattr(optimizer, name, None) is not None:
+            raise CourseError(
+                f"{type(optimizer).__name__} has {name}={getattr(optimizer, name)} and would clip each replica's "
+                "gradient before the sum: wrap it in accumulate.Accumulating(optimizer, 1), which sums first."
+            )
+
+
+def _require_built(model) -> None:
+    if not model.built:
+        raise CourseError(
+            f"the model {model.name} is not built, so it has no weights to train: begin it with keras.Input, or "
+            "call it on a batch once, under strategy.scope() where there is a strategy."
+        )
+
+
+def _with_an_axis(logs: dict) -> dict:
+    return {name: tf.expand_dims(value, 0) for name, value in logs.items()}

@@ -9,6 +9,7 @@ import keras
 
 from course_lib.accumulate.optimizer import Accumulating
 from course_lib.errors import CourseError
+from course_lib.row_means import require_row_mean, rows_of
 
 
 class ExactGroups:
@@ -16,13 +17,13 @@ class ExactGroups:
 
     Stock `fit` gives each micro-batch the same weight, however small, and carries a group
     that is not full into the next epoch. This class counts rows, and updates from a group
-    that is not full before validation and at the end of each epoch. (A loss that leaves out masked
-    tokens is a mean over tokens, so it differs from the big batch's: rows have different numbers of tokens.)
+    that is not full before validation and at the end of each epoch.
 
         class Model(accumulate.ExactGroups, keras.Model): pass
         model.compile(accumulate.Accumulating(keras.optimizers.Adam(), 4), loss)
 
-    Raises  CourseError from `fit` for another optimizer
+    Raises  CourseError from `fit` for another optimizer, and for a loss that is not a mean over rows: another
+            reduction, or outputs with a mask
     """
 
     def fit(self, *args, **kwargs):
@@ -68,14 +69,15 @@ def _tensorflow_step(model, data):
     import tensorflow as tf
 
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    rows, replicas = tf.shape(keras.tree.flatten(x)[0])[0], tf.distribute.get_strategy().num_replicas_in_sync
+    rows, replicas = rows_of(x), tf.distribute.get_strategy().num_replicas_in_sync
     with tf.GradientTape() as tape:
         predictions = model(x, training=True)
+        require_row_mean(model, predictions, "ExactGroups")
         loss = model.compute_loss(x, y, predictions, sample_weight, training=True)
         scaled = model.optimizer.scale_loss(loss)
     gradients = tape.gradient(scaled, model.trainable_variables)
     model.optimizer.apply(gradients, model.trainable_variables, rows=rows)
-    model.metrics[0].update_state(loss * replicas, sample_weight=rows)  # Keras' own loss tracker
+    model._loss_tracker.update_state(loss * replicas, sample_weight=rows)
     return model.compute_metrics(x, y, predictions, sample_weight)
 
 
@@ -89,7 +91,8 @@ def _jax_step(model, state, data):
     (_, (loss, predictions, other, metrics)), gradients = gradients_of(
         trainable, other, metrics, x, y, sample_weight, training=True, optimizer_variables=optimizer
     )
-    rows = len(keras.tree.flatten(x)[0])
+    require_row_mean(model, predictions, "ExactGroups")
+    rows = rows_of(x)
     trainable, optimizer = model.optimizer.stateless_apply(optimizer, gradients, trainable, rows=rows)
     logs, metrics = model._update_metrics_variables(metrics, loss, x, y, predictions, sample_weight)
     return logs, (trainable, other, optimizer, metrics)

@@ -67,7 +67,7 @@ class Accumulating(keras.optimizers.Optimizer):
             raise CourseError(
                 "float8 layers replace their scales by gradients, which don't add up: accumulate in another precision."
             )
-        self.sums = [self._local_sum(v.shape, f"{v.path.replace('/', '_')}_sum", like=v) for v in variables]
+        self.sums = [self._local_sum(v.shape, f"{_path(v).replace('/', '_')}_sum", like=v) for v in variables]
         self.examples = self._local_sum((), "examples")
         self.added = self.add_variable((), dtype="int32", aggregation="only_first_replica", name="micro_batches_added")
         self.inner_optimizer.build(variables)
@@ -100,6 +100,8 @@ class Accumulating(keras.optimizers.Optimizer):
 
     def stateless_apply(self, optimizer_variables, grads, trainable_variables, rows=None):
         """JAX's form of `apply`: lists of values in, new lists of values out."""
+        if keras.backend.backend() == "tensorflow":
+            return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # refuses, as for all
         mapping = [*zip(self._trainable_variables, trainable_variables), *zip(self.variables, optimizer_variables)]
         with keras.StatelessScope(state_mapping=mapping) as scope:
             self.apply(grads, rows=rows)
@@ -135,6 +137,11 @@ class Accumulating(keras.optimizers.Optimizer):
                 "Accumulating(keras.optimizers.LossScaleOptimizer(...), k), and compile(..., auto_scale_loss=False)."
             )
 
+    def set_weights(self, weights):
+        """Take the values of all variables, the inner optimizer's too, in the order of `variables`."""
+        for variable, value in zip(self.variables, weights, strict=True):
+            variable.assign(value)
+
     def scale_loss(self, loss):
         return self.inner_optimizer.scale_loss(loss)
 
@@ -152,7 +159,8 @@ class Accumulating(keras.optimizers.Optimizer):
 
     def _local_sum(self, shape, name: str, like=None):
         """A variable that each replica adds to by itself; reading it outside the replicas gives their sum."""
-        dtype = "float32" if like is None or like.dtype in HALF else like.dtype
+        dtype = "float32" if like is None else keras.backend.standardize_dtype(like.dtype)
+        dtype = "float32" if dtype in HALF else dtype
         kind = {"synchronization": "on_read", "aggregation": "sum", "layout": getattr(like, "_layout", None)}
         variable = keras.Variable("zeros", shape=shape, dtype=dtype, name=name, trainable=False, **kind)
         self._track_variable(variable)
@@ -167,7 +175,7 @@ class Accumulating(keras.optimizers.Optimizer):
                 "before the first step, under strategy.scope() where there is a strategy."
             )
         variables = trainable_variables or self._trainable_variables
-        missing = [v.path for v, gradient in zip(variables, grads) if gradient is None]
+        missing = [_path(v) for v, gradient in zip(variables, grads) if gradient is None]
         if missing or len(grads) != len(self.sums):
             without = f" (none for {', '.join(missing)})" if missing else ""
             raise CourseError(
@@ -210,6 +218,11 @@ class Accumulating(keras.optimizers.Optimizer):
 
         for variable, value in zip(variables, ops.cond(due(), updated, lambda: [v.value for v in variables])):
             variable.assign(value)
+
+
+def _path(variable) -> str:
+    """A variable's path; a tf.Variable beside Keras' own has a name."""
+    return getattr(variable, "path", None) or variable.name.partition(":")[0]
 
 
 def _innermost(optimizer):

@@ -53,8 +53,8 @@ def copies_of(strategy, variable) -> list[np.ndarray]:
 
 
 def device_names() -> tuple[str, ...]:
-    """The logical devices that simulate() made: GPUs where it took them, else the CPU's."""
+    """The logical devices that simulate() made: several GPUs where it took them, else the CPU's."""
     import tensorflow as tf
 
     gpus, cpus = (tf.config.list_logical_devices(kind) for kind in ("GPU", "CPU"))
-    return tuple(device.name.rsplit("device:", 1)[1] for device in (gpus or cpus))
+    return tuple(device.name.rsplit("device:", 1)[1] for device in (gpus if len(gpus) > 1 else cpus))
