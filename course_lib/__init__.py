@@ -7,7 +7,7 @@ What lessons teach, about 5,000 lines, in the order in which modules may import 
   devices data models         01  this machine, several devices out of one, the data, a few Keras models
   compare profiler measure    01  do two runs agree; traces; step times and memory
   collectives training        02  all-reduces that count their bytes; steps that equal one device
-  row_means                   02  which losses weighting by rows is right for
+  step_rules                  02  what a step counts, and what it refuses
   cluster                     03  jobs as real processes: here, under Slurm, on Kubernetes
   support_matrix              03  what stock Keras does under each strategy, as executed
   tcp_bytes parameter_server  04  bytes on the wire; asynchronous training

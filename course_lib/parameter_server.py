@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import keras
 import tensorflow as tf
 
+from course_lib.step_rules import losses_of_layers, one_per_row, require_built
+
 
 @dataclass(frozen=True)
 class Update:
@@ -89,8 +91,11 @@ def asynchronous_step(strategy, model, optimizer, per_example_loss) -> Callable:
     Make model and optimizer under `strategy.scope()`; this builds the optimizer.
 
     per_example_loss  (labels, outputs) -> (batch,)
-    Returns           step(x, y) -> the batch's mean loss and the update's staleness, two scalar tensors
+    Returns           step(x, y) -> the batch's mean loss with what layers add to it, and the update's staleness, two
+                      scalar tensors
+    Raises            CourseError for a model that is not built, and from the first step for a loss of another shape
     """
+    require_built(model)
     variables = parts(model.trainable_variables)
     with strategy.scope():
         optimizer.build(variables)
@@ -100,14 +105,15 @@ def asynchronous_step(strategy, model, optimizer, per_example_loss) -> Callable:
     def worker_step(x, y):
         read_at = version.read_value()
         with tf.control_dependencies([read_at]), tf.GradientTape() as tape:
-            loss = tf.reduce_mean(per_example_loss(y, model(x, training=True)))
+            losses = one_per_row(per_example_loss(y, model(x, training=True)))
+            loss = tf.reduce_mean(losses) + losses_of_layers(model)
         gradients = tape.gradient(loss, variables)
         with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
             optimizer.apply_gradients(zip(gradients, variables))
             applied_at = version.assign_add(1, read_value=True)
         return loss, applied_at - 1 - read_at
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(x, y):
         return strategy.run(worker_step, args=(x, y))
 

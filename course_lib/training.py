@@ -13,7 +13,14 @@ import tensorflow as tf
 
 from course_lib import precision
 from course_lib.errors import CourseError
-from course_lib.row_means import require_row_mean, rows_of
+from course_lib.step_rules import (
+    losses_of_layers,
+    one_per_row,
+    require_built,
+    require_row_mean,
+    require_sum_before_clipping,
+    rows_of,
+)
 
 
 def single_device_step(model, optimizer, per_example_loss, metrics: Sequence = ()) -> Callable:
@@ -25,7 +32,7 @@ def single_device_step(model, optimizer, per_example_loss, metrics: Sequence = (
     Warns             precision.UnscaledFloat16 for a float16 model and an optimizer without a loss scale
     Raises            CourseError for a model that is not built, and from the first step for a loss of another shape
     """
-    _require_built(model)
+    require_built(model)
     precision.warn_unscaled(model, optimizer)
 
     @tf.function(autograph=False)
@@ -56,7 +63,7 @@ def replicated_step(strategy, model, optimizer, per_example_loss, metrics: Seque
     Warns    as `single_device_step`
     Raises   as `single_device_step`, and CourseError for an optimizer that clips before the sum
     """
-    _require_built(model)
+    require_built(model)
     require_sum_before_clipping(optimizer)
     precision.warn_unscaled(model, optimizer)
     with strategy.scope():
@@ -188,6 +195,8 @@ class SeveralSteps:
                 return several(iterator)
             except tf.errors.OutOfRangeError:
                 raise StopIteration from None
+            except CourseError as error:  # AutoGraph, which the loop needs, puts the traced lines before it
+                raise CourseError(str(error).rpartition("CourseError: ")[2].strip()) from None
 
         self.train_function = until_the_end
 
@@ -261,43 +270,6 @@ class ResumePoint:
 def sum_over_replicas(value):
     """All-reduce a tensor, or a list of them, inside a replica's step; the value itself outside a strategy."""
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
-
-
-def losses_of_layers(model):
-    """The sum of what a model's layers add to the loss in the forward pass just made: regularizers, `add_loss`."""
-    return sum((tf.cast(tf.reduce_sum(loss), tf.float32) for loss in model.losses), start=tf.constant(0.0))
-
-
-def one_per_row(losses):
-    """Losses (batch,) as they are. Raises CourseError for another shape, whose mean over rows would be another one."""
-    if losses.shape.rank != 1:
-        raise CourseError(
-            f"per_example_loss gives losses of shape {tuple(losses.shape)}, and a step needs (batch,), one per "
-            'example: use reduction="none", and take the mean over the other axes.'
-        )
-    return losses
-
-
-def require_sum_before_clipping(optimizer) -> None:
-    """Refuse an optimizer that clips each replica's gradient, and not their sum, which is what one device clips."""
-    while hasattr(optimizer, "inner_optimizer") and not hasattr(optimizer, "micro_batches"):
-        optimizer = optimizer.inner_optimizer
-    if hasattr(optimizer, "micro_batches"):  # accumulate.Accumulating sums first
-        return
-    for name in ("clipnorm", "global_clipnorm", "clipvalue"):
-        if getattr(optimizer, name, None) is not None:
-            raise CourseError(
-                f"{type(optimizer).__name__} has {name}={getattr(optimizer, name)} and would clip each replica's "
-                "gradient before the sum: wrap it in accumulate.Accumulating(optimizer, 1), which sums first."
-            )
-
-
-def _require_built(model) -> None:
-    if not model.built:
-        raise CourseError(
-            f"the model {model.name} is not built, so it has no weights to train: begin it with keras.Input, or "
-            "call it on a batch once, under strategy.scope() where there is a strategy."
-        )
 
 
 def _with_an_axis(logs: dict) -> dict:

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "course_lib"
 TAUGHT = (
     ("errors", "table", "show", "colab_runtime", "devices", "data", "models"),  # every lesson
     ("compare", "profiler", "measure"),  # 01, 02
-    ("collectives", "precision", "row_means", "training"),  # 02, 09
+    ("collectives", "precision", "step_rules", "training"),  # 02, 09
     ("cluster", "support_matrix", "tcp_bytes", "parameter_server"),  # 03, 04
     ("layout_maps", "sharding", "tpu"),  # 07, 05
     ("pipeline", "accumulate"),  # 06, 08

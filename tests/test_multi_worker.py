@@ -205,3 +205,35 @@ def test_an_optimizer_without_variables_is_refused(tmp_path):
     model = models.mlp((8, 8, 1), classes=10)
     with pytest.raises(CourseError, match="optimizer.build"):
         training.ResumePoint(tmp_path, model, keras.optimizers.Adam())
+
+
+def resume_from_own_folders(task):
+    """Each worker saves where the others do not look, as on machines that share no disk."""
+    import keras
+    import tensorflow as tf
+
+    from course_lib import training
+    from course_lib.errors import CourseError
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(model.trainable_variables)
+    point = training.ResumePoint(task.folder / task.name, model, optimizer, task.is_chief)
+    fresh = point.restore()
+    optimizer.iterations.assign(7)
+    point.save()
+    optimizer.iterations.assign(0)
+    try:
+        return fresh, point.restore()
+    except CourseError as error:
+        return fresh, str(error)
+
+
+def test_workers_that_share_no_folder_stop_before_they_train():
+    outcome = cluster.run(cluster.Job(resume_from_own_folders), show=None)
+    for fresh, said in outcome.results.values():
+        assert fresh == 0 and said.startswith(
+            "the workers found different steps to go on from, 7, 0: they do not share"
+        )

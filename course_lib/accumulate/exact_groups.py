@@ -9,7 +9,7 @@ import keras
 
 from course_lib.accumulate.optimizer import Accumulating
 from course_lib.errors import CourseError
-from course_lib.row_means import require_row_mean, rows_of
+from course_lib.step_rules import require_row_mean, rows_of
 
 
 class ExactGroups:

@@ -1,0 +1,76 @@
+"""What a training step counts, and what it refuses because replicas would not equal one device.
+
+Needs Keras; for notebooks/02, 04 and 08. A rule that is broken is said in one line, before any update.
+"""
+
+import keras
+from keras import ops
+
+from course_lib.errors import CourseError
+
+MEANS = ("sum_over_batch_size", "mean")
+
+
+def rows_of(x):
+    """The rows of a batch: those of the first array of x, which may be a list or a dict of arrays."""
+    first = next(part for part in keras.tree.flatten(x) if part is not None)
+    return ops.shape(first)[0]
+
+
+def require_row_mean(model, predictions, what: str) -> None:
+    """Refuse a compiled loss that divides by something else than the rows.
+
+    predictions  the model's, with Keras' masks if it has some
+    what         the class that weights rows, as the message names it
+    Raises       CourseError, at the first step's tracing and before any update
+    """
+    for loss in keras.tree.flatten(model.loss):
+        reduction = getattr(loss, "reduction", MEANS[0])  # a name or a function gets Keras' default
+        if reduction not in MEANS:
+            raise CourseError(
+                f"{what} weights every row alike, and the loss {loss.name} has reduction={reduction!r}: "
+                f"take Keras' default, {MEANS[0]!r}, or leave {what} out."
+            )
+    if any(getattr(part, "_keras_mask", None) is not None for part in keras.tree.flatten(predictions)):
+        raise CourseError(
+            f"{what} weights every row alike, and this model's loss is a mean over the tokens that its mask leaves: "
+            f"end the model with a layer that has no mask, or leave {what} out."
+        )
+
+
+def losses_of_layers(model):
+    """The sum of what a model's layers add to the loss in the forward pass just made: regularizers, `add_loss`."""
+    return sum((ops.cast(ops.sum(loss), "float32") for loss in model.losses), start=ops.zeros(()))
+
+
+def one_per_row(losses):
+    """Losses (batch,) as they are. Raises CourseError for another shape, whose mean over rows would be another one."""
+    if len(losses.shape) != 1:
+        raise CourseError(
+            f"per_example_loss gives losses of shape {tuple(losses.shape)}, and a step needs (batch,), one per "
+            'example: use reduction="none", and take the mean over the other axes.'
+        )
+    return losses
+
+
+def require_sum_before_clipping(optimizer) -> None:
+    """Refuse an optimizer that clips each replica's gradient, and not their sum, which is what one device clips."""
+    while hasattr(optimizer, "inner_optimizer") and not hasattr(optimizer, "micro_batches"):
+        optimizer = optimizer.inner_optimizer
+    if hasattr(optimizer, "micro_batches"):  # accumulate.Accumulating sums first
+        return
+    for name in ("clipnorm", "global_clipnorm", "clipvalue"):
+        if getattr(optimizer, name, None) is not None:
+            raise CourseError(
+                f"{type(optimizer).__name__} has {name}={getattr(optimizer, name)} and would clip each replica's "
+                "gradient before the sum: wrap it in accumulate.Accumulating(optimizer, 1), which sums first."
+            )
+
+
+def require_built(model) -> None:
+    """Refuse a model that has no weights yet."""
+    if not model.built:
+        raise CourseError(
+            f"the model {model.name} is not built, so it has no weights to train: begin it with keras.Input, or "
+            "call it on a batch once, under strategy.scope() where there is a strategy."
+        )
