@@ -93,7 +93,8 @@ def asynchronous_step(strategy, model, optimizer, per_example_loss) -> Callable:
     per_example_loss  (labels, outputs) -> (batch,)
     Returns           step(x, y) -> the batch's mean loss with what layers add to it, and the update's staleness, two
                       scalar tensors
-    Raises            CourseError for a model that is not built, and from the first step for a loss of another shape
+    Raises            CourseError for a model that is not built, and from the first step for a loss that is one
+                      number, or outputs with a mask
     """
     require_built(model)
     variables = parts(model.trainable_variables)
@@ -105,7 +106,8 @@ def asynchronous_step(strategy, model, optimizer, per_example_loss) -> Callable:
     def worker_step(x, y):
         read_at = version.read_value()
         with tf.control_dependencies([read_at]), tf.GradientTape() as tape:
-            losses = one_per_row(per_example_loss(y, model(x, training=True)))
+            outputs = model(x, training=True)
+            losses = one_per_row(per_example_loss(y, outputs), outputs)
             loss = tf.reduce_mean(losses) + losses_of_layers(model)
         gradients = tape.gradient(loss, variables)
         with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):

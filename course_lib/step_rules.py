@@ -31,10 +31,14 @@ def require_row_mean(model, predictions, what: str) -> None:
                 f"{what} weights every row alike, and the loss {loss.name} has reduction={reduction!r}: "
                 f"take Keras' default, {MEANS[0]!r}, or leave {what} out."
             )
+    _require_no_mask(predictions, what)
+
+
+def _require_no_mask(predictions, what: str) -> None:
     if any(getattr(part, "_keras_mask", None) is not None for part in keras.tree.flatten(predictions)):
         raise CourseError(
             f"{what} weights every row alike, and this model's loss is a mean over the tokens that its mask leaves: "
-            f"end the model with a layer that has no mask, or leave {what} out."
+            "end the model with a layer that has no mask."
         )
 
 
@@ -43,14 +47,19 @@ def losses_of_layers(model):
     return sum((ops.cast(ops.sum(loss), "float32") for loss in model.losses), start=ops.zeros(()))
 
 
-def one_per_row(losses):
-    """Losses (batch,) as they are. Raises CourseError for another shape, whose mean over rows would be another one."""
-    if len(losses.shape) != 1:
+def one_per_row(losses, outputs):
+    """The losses of a batch, one per row: (batch,) as they are, (batch, ...) as means over the other axes.
+
+    outputs  the model's, with Keras' masks if it has some
+    Raises   CourseError for a loss that is already one number, and for outputs with a mask
+    """
+    _require_no_mask(outputs, "this step")
+    if not len(losses.shape):
         raise CourseError(
-            f"per_example_loss gives losses of shape {tuple(losses.shape)}, and a step needs (batch,), one per "
-            'example: use reduction="none", and take the mean over the other axes.'
+            "per_example_loss gives one number for the whole batch, and a step weights each row by itself: "
+            'use reduction="none".'
         )
-    return losses
+    return ops.mean(losses, axis=tuple(range(1, len(losses.shape)))) if len(losses.shape) > 1 else losses
 
 
 def require_sum_before_clipping(optimizer) -> None:

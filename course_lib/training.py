@@ -26,11 +26,13 @@ from course_lib.step_rules import (
 def single_device_step(model, optimizer, per_example_loss, metrics: Sequence = ()) -> Callable:
     """The reference: one device, the whole batch.
 
-    per_example_loss  (labels, logits) -> (batch,), e.g. a Keras loss with reduction="none"
+    per_example_loss  (labels, logits) -> (batch,), e.g. a Keras loss with reduction="none"; of (batch, tokens), the
+                      mean over tokens counts
     metrics           Keras metrics that take (labels, logits)
     Returns           step(x, y) -> the batch's mean loss with what layers add to it, a scalar tensor
     Warns             precision.UnscaledFloat16 for a float16 model and an optimizer without a loss scale
-    Raises            CourseError for a model that is not built, and from the first step for a loss of another shape
+    Raises            CourseError for a model that is not built, and from the first step for a loss that is one
+                      number, or outputs with a mask
     """
     require_built(model)
     precision.warn_unscaled(model, optimizer)
@@ -39,7 +41,7 @@ def single_device_step(model, optimizer, per_example_loss, metrics: Sequence = (
     def step(x, y):
         with tf.GradientTape() as tape:
             logits = model(x, training=True)
-            loss = tf.reduce_mean(one_per_row(per_example_loss(y, logits))) + losses_of_layers(model)
+            loss = tf.reduce_mean(one_per_row(per_example_loss(y, logits), logits)) + losses_of_layers(model)
             scaled = optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
@@ -75,7 +77,7 @@ def replicated_step(strategy, model, optimizer, per_example_loss, metrics: Seque
         global_batch = tf.cast(sum_over_replicas(rows), tf.float32)
         with tf.GradientTape() as tape:
             logits = model(x, training=True)
-            losses = one_per_row(per_example_loss(y, logits))
+            losses = one_per_row(per_example_loss(y, logits), logits)
             added = tf.cast(rows, tf.float32) * losses_of_layers(model)
             loss = (tf.reduce_sum(losses) + added) / global_batch
             scaled = optimizer.scale_loss(loss)
@@ -150,10 +152,10 @@ class MultiWorkerFit:
             self._symbolic_build(data_batch=data_batch)
 
     def train_step(self, data):
-        return _with_an_axis(super().train_step(data))
+        return {name: tf.expand_dims(value, 0) for name, value in super().train_step(data).items()}
 
     def test_step(self, data):
-        return _with_an_axis(super().test_step(data))
+        return {name: tf.expand_dims(value, 0) for name, value in super().test_step(data).items()}
 
 
 class SeveralSteps:
@@ -270,7 +272,3 @@ class ResumePoint:
 def sum_over_replicas(value):
     """All-reduce a tensor, or a list of them, inside a replica's step; the value itself outside a strategy."""
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
-
-
-def _with_an_axis(logs: dict) -> dict:
-    return {name: tf.expand_dims(value, 0) for name, value in logs.items()}

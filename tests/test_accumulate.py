@@ -295,6 +295,39 @@ def refused(call) -> str:
     return str(caught.value)
 
 
+def test_set_weights_takes_the_inner_optimizers_too():
+    def trained(steps):
+        optimizer, variable = accumulate.Accumulating(keras.optimizers.Adam(0.1), 2), keras.Variable([1.0, 2.0])
+        optimizer.build([variable])
+        for _ in range(steps):
+            optimizer.apply([tf.constant([0.5, -1.0])])
+        return optimizer
+
+    one, other = trained(5), trained(0)
+    other.set_weights(one.variables)
+    assert int(other.iterations) == 2 and int(other.added) == 1
+    for here, there in zip(one.variables, other.variables):
+        np.testing.assert_array_equal(here.numpy(), there.numpy())
+
+
+def test_a_tf_variable_is_taken_as_kerass_own_optimizers_take_it():
+    plain, accumulating = keras.optimizers.SGD(0.1), accumulate.Accumulating(keras.optimizers.SGD(0.1), 1)
+    ends = []
+    for optimizer in (plain, accumulating):
+        variables = [tf.Variable([1.0, 2.0], name="theirs"), keras.Variable([3.0])]
+        optimizer.build(variables)
+        optimizer.apply([tf.constant([0.5, -1.0]), tf.constant([2.0])], variables)
+        ends.append(np.concatenate([np.ravel(variable.numpy()) for variable in variables]))
+    np.testing.assert_allclose(*ends, rtol=1e-6)
+
+
+def test_stateless_apply_is_refused_on_tensorflow_as_keras_refuses_it():
+    optimizer = accumulate.Accumulating(keras.optimizers.SGD(0.1), 2)
+    optimizer.build([keras.Variable([1.0])])
+    with pytest.raises(ValueError, match="not supported with the TensorFlow backend"):
+        optimizer.stateless_apply([], [], [])
+
+
 def test_gradients_may_come_in_any_order():
     draw = np.random.default_rng(0)
 

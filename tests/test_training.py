@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from course_lib import data, devices, models, precision, training
 from course_lib.compare import Run, assert_equal, compare
+from course_lib.errors import CourseError
 
 FLOAT32 = {"relative": 1e-5, "reason": "float32 sums in another order"}
 GLOBAL_BATCH = 64
@@ -123,6 +124,45 @@ def test_the_mixin_honours_sample_weights_and_regularisers(strategy):
         return Run.of("weighted", model, model.fit(dataset, shuffle=False, verbose=0).history["loss"])
 
     assert_equal(weighted_run(tf.distribute.get_strategy(), False), weighted_run(strategy, True), **FLOAT32)
+
+
+def test_an_agreeing_loss_scale_is_saved_and_loaded(tmp_path):
+    model = new_model()
+    model.compile(training.AgreeingLossScale(keras.optimizers.SGD(0.1)), "sparse_categorical_crossentropy")
+    model.fit(digits(GLOBAL_BATCH), verbose=0)
+    model.save(tmp_path / "scaled.keras")
+    loaded = keras.models.load_model(tmp_path / "scaled.keras")
+    assert type(loaded.optimizer) is training.AgreeingLossScale
+    assert int(loaded.optimizer.iterations) == 1
+
+
+def test_train_on_batch_takes_one_step_where_an_execution_has_several(strategy):
+    def trained(kind, here):
+        with here.scope():
+            network = new_model()
+            model = kind(network.inputs, network.outputs)
+            several = {"steps_per_execution": 4} if kind is Several else {}
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(keras.optimizers.SGD(0.1), loss, **several)
+        losses = [model.train_on_batch(x, y) for x, y in digits(2 * GLOBAL_BATCH).as_numpy_iterator()]
+        return Run.of("train_on_batch", model, losses)
+
+    class Several(training.SeveralSteps, keras.Model):
+        pass
+
+    assert_equal(trained(keras.Model, tf.distribute.get_strategy()), trained(Several, strategy), **FLOAT32)
+
+
+def test_a_loss_that_is_one_number_already_is_refused(strategy):
+    mean = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    with strategy.scope():
+        model, optimizer = new_model(), keras.optimizers.SGD(0.1)
+    step = training.replicated_step(strategy, model, optimizer, mean)
+    before = model.get_weights()
+    with pytest.raises(CourseError, match='one number for the whole batch.*reduction="none"') as refused:
+        step(next(iter(strategy.experimental_distribute_dataset(digits(GLOBAL_BATCH)))))
+    assert "\n" not in str(refused.value)
+    assert all((one == other).all() for one, other in zip(before, model.get_weights()))
 
 
 def test_keras_still_needs_the_mixin(strategy):
