@@ -93,8 +93,7 @@ def asynchronous_step(strategy, model, optimizer, per_example_loss) -> Callable:
     per_example_loss  (labels, outputs) -> (batch,)
     Returns           step(x, y) -> the batch's mean loss with what layers add to it, and the update's staleness, two
                       scalar tensors
-    Raises            CourseError for a model that is not built, and from the first step for a loss that is one
-                      number, or outputs with a mask
+    Raises            CourseError as training.single_device_step
     """
     require_built(model)
     variables = parts(model.trainable_variables)

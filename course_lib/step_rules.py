@@ -8,13 +8,12 @@ from keras import ops
 
 from course_lib.errors import CourseError
 
-MEANS = ("sum_over_batch_size", "mean")
+MEANS = ("sum_over_batch_size", "mean")  # Keras' default first
 
 
 def rows_of(x):
     """The rows of a batch: those of the first array of x, which may be a list or a dict of arrays."""
-    first = next(part for part in keras.tree.flatten(x) if part is not None)
-    return ops.shape(first)[0]
+    return ops.shape(next(part for part in keras.tree.flatten(x) if part is not None))[0]
 
 
 def require_row_mean(model, predictions, what: str) -> None:
@@ -25,8 +24,7 @@ def require_row_mean(model, predictions, what: str) -> None:
     Raises       CourseError, at the first step's tracing and before any update
     """
     for loss in keras.tree.flatten(model.loss):
-        reduction = getattr(loss, "reduction", MEANS[0])  # a name or a function gets Keras' default
-        if reduction not in MEANS:
+        if (reduction := getattr(loss, "reduction", MEANS[0])) not in MEANS:  # a name or a function has none
             raise CourseError(
                 f"{what} weights every row alike, and the loss {loss.name} has reduction={reduction!r}: "
                 f"take Keras' default, {MEANS[0]!r}, or leave {what} out."
@@ -66,9 +64,7 @@ def require_sum_before_clipping(optimizer) -> None:
     """Refuse an optimizer that clips each replica's gradient, and not their sum, which is what one device clips."""
     while hasattr(optimizer, "inner_optimizer") and not hasattr(optimizer, "micro_batches"):
         optimizer = optimizer.inner_optimizer
-    if hasattr(optimizer, "micro_batches"):  # accumulate.Accumulating sums first
-        return
-    for name in ("clipnorm", "global_clipnorm", "clipvalue"):
+    for name in ("clipnorm", "global_clipnorm", "clipvalue"):  # accumulate.Accumulating, which sums first, has None
         if getattr(optimizer, name, None) is not None:
             raise CourseError(
                 f"{type(optimizer).__name__} has {name}={getattr(optimizer, name)} and would clip each replica's "
