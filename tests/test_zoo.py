@@ -169,7 +169,7 @@ NOT_IN_A_LOOP = {
     "add_loss without labels",
 }
 PAIRS = [(helper, name) for name in ZOO for helper in HELPERS if not ("_step" in helper and name in NOT_IN_A_LOOP)]
-QUICK = {"L2 and activity regularizers", "tokens with a mask"}
+QUICK = {"L1 and L2 regularizers", "tokens with a mask"}
 
 
 @functools.cache
