@@ -58,6 +58,9 @@ def replicated_step(strategy, model, optimizer, per_example_loss, metrics: Seque
     Each replica divides the sum of its losses by the size of the global batch,
     so that summing the gradients over replicas gives the gradient of the global
     mean, also when a partial batch leaves the replicas unequal numbers of rows.
+    What layers add (regularizers, `add_loss`) is weighted by rows too: a penalty on
+    weights counts once, a mean over rows is the global batch's. A sum over rows, as
+    Keras 3.13's activity regularizers are, is divided by the replicas, as in `fit`.
     Make model, optimizer and metrics under `strategy.scope()`.
 
     Returns  step((x, y)) -> the global batch's mean loss with what layers add to it, a scalar tensor;
