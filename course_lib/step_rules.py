@@ -1,7 +1,4 @@
-"""What a training step counts, and what it refuses because replicas would not equal one device.
-
-Needs Keras; for notebooks/02, 04 and 08. A rule that is broken is said in one line, before any update.
-"""
+"""What a training step counts, and refuses before its first update. Needs Keras; for notebooks/02, 04 and 08."""
 
 import keras
 from keras import ops
