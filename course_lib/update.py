@@ -40,7 +40,7 @@ def update(root: Path) -> NewVersion:
 
     Raises  CourseError, and has changed nothing, for a folder that is no clone or follows no branch, with no
             connection, where the clone has commits of its own, and where the learner has changed a file of the
-            new version that is not a notebook
+            new version that is not a notebook, or the one beside it from the last update
     """
     if _git(root, "rev-parse", "--show-toplevel", missing=b"").strip() != str(root.resolve()).encode():
         raise CourseError(
@@ -66,6 +66,9 @@ def update(root: Path) -> NewVersion:
         )
     changed, there = [path for path in paths if path not in wrote_in], _there(root)
     kept = [path for path in wrote_in if path in there]
+    answered = [_beside(path) for path in kept if _is_learners(root, path, _beside(path))]
+    if answered:
+        raise CourseError(f"you wrote in {', '.join(answered)}, where a newer version would go: give it another name")
     for path in kept:
         (root / _beside(path)).write_bytes(_blob(root, "@{upstream}", path))
     taken = "\0".join(path for path in changed if path in there)
@@ -83,11 +86,12 @@ def _there(root: Path) -> set[str]:
     return {path.decode() for path in _git(root, "ls-tree", "-r", "-z", "--name-only", "@{upstream}").split(b"\0")}
 
 
-def _is_learners(root: Path, path: str) -> bool:
-    """Whether a file holds what neither version has: edited, and not only run."""
-    if not (root / path).is_file():
+def _is_learners(root: Path, path: str, place: str | None = None) -> bool:
+    """Whether a file, at its own path or at another place, holds what neither version has: edited, and not only run."""
+    file = root / (place or path)
+    if not file.is_file():
         return False
-    content = (root / path).read_bytes()
+    content = file.read_bytes()
     versions = [_blob(root, "HEAD", path), _blob(root, "@{upstream}", path)]
     if content in versions:
         return False

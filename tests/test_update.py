@@ -79,6 +79,20 @@ def test_the_same_call_again_changes_nothing_and_a_later_version_comes_beside_to
     assert (clone / "exercises/new-02_data.ipynb").read_text() == notebook("third")
 
 
+def test_what_was_written_beside_is_not_overwritten(course, clone):
+    (clone / EXERCISE).write_text(notebook("my answer"))
+    publish(course, exercise=notebook("second"))
+    update(clone)
+    beside = clone / "exercises/new-02_data.ipynb"
+    beside.write_text(notebook("my second answer"))
+    publish(course, exercise=notebook("third"), library="new")
+    with pytest.raises(CourseError, match="you wrote in exercises/new-02_data.ipynb, where a newer version would go"):
+        update(clone)
+    assert beside.read_text() == notebook("my second answer") and (clone / "library").read_text() == "old"
+    beside.rename(beside.with_name("second.ipynb"))
+    assert update(clone).kept == (EXERCISE,)
+
+
 def test_after_a_kill_half_way_the_same_call_goes_on(course, clone):
     """Files of the new version are there, and git still names the old one."""
     (clone / EXERCISE).write_text(notebook("my answer"))
