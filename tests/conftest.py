@@ -22,17 +22,10 @@ SECONDS = {
     "solutions": {"02": 35, "03": 30, "04": 29, "05": 21, "07": 32, "08": 27, "09": 25, "11": 58},
     "tests": {"test_support_matrix": 300, "test_training": 163, "test_accumulate": 122, "test_cluster": 110}
     | {"test_tpu": 86, "test_views": 72, "test_multi_worker": 69, "test_data": 67, "test_exercises": 65}
-    | {
-        "test_zoo": 30,
-        "test_book": 63,
-        "test_models": 54,
-        "test_jax_only": 50,
-        "test_pipeline": 34,
-        "test_grade_command": 22,
-    }
+    | {"test_book": 63, "test_models": 54, "test_jax_only": 50, "test_pipeline": 34, "test_grade_command": 22}
     | {"test_plan_machine": 21, "test_parameter_server": 20, "test_cluster_network": 19, "test_devices": 19}
     | {"test_worker_checks": 17, "test_plan_network": 14, "test_forks": 12, "test_grade_inside": 8}
-    | {"test_cluster_cli": 7},
+    | {"test_zoo": 30, "test_cluster_cli": 7},
 }
 
 
