@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import keras
 import tensorflow as tf
 
-from course_lib.step_rules import losses_of_layers, one_per_row, require_built
+from course_lib.step_rules import losses_of_layers, one_per_row, require_built, require_in_scope
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,10 @@ def asynchronous_step(strategy, model, optimizer, per_example_loss) -> Callable:
     per_example_loss  (labels, outputs) -> (batch,)
     Returns           step(x, y) -> the batch's mean loss with what layers add to it, and the update's staleness, two
                       scalar tensors
-    Raises            CourseError as training.single_device_step
+    Raises            CourseError as training.single_device_step, and for what is made outside the scope
     """
     require_built(model)
+    require_in_scope(strategy, model, optimizer)
     variables = parts(model.trainable_variables)
     with strategy.scope():
         optimizer.build(variables)

@@ -1,11 +1,8 @@
 """A training run as one page: a single HTML file that a colleague opens anywhere. Taught in notebooks/11.
 
-Standard library only. Figures come as `show.Figure` or anything else with a
-matplotlib `canvas` and a `caption`; the page embeds them, so it loads nothing.
+Standard library only. Figures come as `show.Figure`; the page embeds them, so it loads nothing.
 """
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -46,8 +43,7 @@ def page(title: str, summary: str, sections: Mapping[str, Sequence[object]], che
     """The whole report as HTML: the summary, the checks, then the sections in their order.
 
     summary   one paragraph, in plain words
-    sections  heading to its parts: text, a `table.Table`, a figure with `canvas` and `caption`, or
-              a mapping of facts by name
+    sections  heading to its parts: text, a `table.Table`, a `show.Figure`, or a mapping of facts by name
     checks    those that failed are shown as failed, and counted above
     Returns   one string that refers to no other file and runs no script: write it as UTF-8
     Raises    CourseError for a part of another kind
@@ -76,11 +72,11 @@ def _part(part: object, heading: str) -> str:
             for name, fact in part.items()
         )
         return f'<div class="wide"><table>{rows}</table></div>'
-    if hasattr(part, "canvas") and hasattr(part, "caption"):
-        return _figure(part)
+    if hasattr(part, "html"):
+        return part.html(130)
     raise CourseError(
         f"the section {heading!r} holds a part of type {type(part).__name__}: a part is text, a table.Table, "
-        f"a figure of course_lib.show, or a dict of facts."
+        "a figure of course_lib.show, or a dict of facts."
     )
 
 
@@ -94,13 +90,3 @@ def _checks(checks: Sequence[Check]) -> list[str]:
         for check in checks
     )
     return [f"<h2>Checks: {passed} of {len(checks)} passed</h2>", f'<ul class="checks">{items}</ul>']
-
-
-def _figure(figure) -> str:
-    """The picture alone: a caption inside it would be too small to read on a phone."""
-    picture = io.BytesIO()
-    figure.canvas.savefig(picture, format="png", dpi=130, bbox_inches="tight")
-    data, caption = base64.b64encode(picture.getvalue()).decode(), escape(figure.caption)
-    return (
-        f'<figure><img alt="{caption}" src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'
-    )

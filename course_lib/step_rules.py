@@ -76,3 +76,13 @@ def require_built(model) -> None:
             f"the model {model.name} is not built, so it has no weights to train: begin it with keras.Input, or "
             "call it on a batch once, under strategy.scope() where there is a strategy."
         )
+
+
+def require_in_scope(strategy, *owners) -> None:
+    """Refuse a model, an optimizer or a metric whose variables a strategy does not keep."""
+    for owner in owners:
+        if not all(strategy.extended.variable_created_in_scope(variable.value) for variable in owner.variables):
+            raise CourseError(
+                f"{owner.name} was made outside strategy.scope(), so its variables are on one device: "
+                "make model, optimizer and metrics inside `with strategy.scope():`."
+            )

@@ -17,6 +17,7 @@ from course_lib.step_rules import (
     losses_of_layers,
     one_per_row,
     require_built,
+    require_in_scope,
     require_row_mean,
     require_sum_before_clipping,
     rows_of,
@@ -66,9 +67,10 @@ def replicated_step(strategy, model, optimizer, per_example_loss, metrics: Seque
     Returns  step((x, y)) -> the global batch's mean loss with what layers add to it, a scalar tensor;
              x and y as a distributed dataset gives them
     Warns    as `single_device_step`
-    Raises   as `single_device_step`, and CourseError for an optimizer that clips before the sum
+    Raises   as `single_device_step`, and CourseError for what is made outside the scope or clips before the sum
     """
     require_built(model)
+    require_in_scope(strategy, model, optimizer, *metrics)
     require_sum_before_clipping(optimizer)
     precision.warn_unscaled(model, optimizer)
     with strategy.scope():

@@ -165,6 +165,21 @@ def test_a_loss_that_is_one_number_already_is_refused(strategy):
     assert all((one == other).all() for one, other in zip(before, model.get_weights()))
 
 
+@pytest.mark.parametrize("outside", ["functional", "sgd", "accuracy"])
+def test_what_is_made_outside_the_scope_is_refused_by_its_name(strategy, outside):
+    made = {}
+    for name, make in {
+        "functional": new_model,
+        "sgd": lambda: keras.optimizers.SGD(0.1, name="sgd"),
+        "accuracy": lambda: keras.metrics.SparseCategoricalAccuracy(name="accuracy"),
+    }.items():
+        with (tf.distribute.get_strategy() if name == outside else strategy).scope():
+            made[name] = make()
+    model, optimizer, metric = made.values()
+    with pytest.raises(CourseError, match=f"^{made[outside].name} was made outside strategy.scope()"):
+        training.replicated_step(strategy, model, optimizer, per_example_loss, [metric])
+
+
 def test_keras_still_needs_the_mixin(strategy):
     """When this fails, Keras weights uneven shards correctly: remove `ExactPartialBatches` (see keras pull 20609)."""
     one = fit(tf.distribute.get_strategy(), digits(UNEVEN), OPTIMIZERS["momentum"], exact=False)

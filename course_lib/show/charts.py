@@ -1,7 +1,9 @@
 """Charts: figures of numbers, each with a caption that states its finding. Needs matplotlib; used by all lessons."""
 
+import base64
 import io
 from collections.abc import Mapping, Sequence
+from html import escape
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
@@ -22,15 +24,17 @@ class Figure:
     def __repr__(self) -> str:
         return f"Figure: {self.caption}"
 
-    def picture(self, dpi: int = 110) -> bytes:
-        """The drawing alone as a PNG file's bytes, for a page that shows the caption as text."""
+    def html(self, dpi: int = 110) -> str:
+        """The picture and its caption as a part of a page, which loads no other file."""
         picture, before = io.BytesIO(), self.canvas.dpi
         self.canvas.set_dpi(dpi)
         try:
             FigureCanvasAgg(self.canvas).print_png(picture)  # savefig would draw twice, for the layout and for the file
         finally:
             self.canvas.set_dpi(before)
-        return picture.getvalue()
+        data, caption = base64.b64encode(picture.getvalue()).decode(), escape(self.caption)
+        image = f'<img alt="{caption}" src="data:image/png;base64,{data}">'
+        return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         """IPython's hook: the picture with its alternative text, and the caption below for everyone."""

@@ -5,7 +5,6 @@ makes the controls where a kernel has it. Without it the still state is shown, w
 is complete. Only what ipywidgets 7.7 (Colab's) and 8 share is used.
 """
 
-import base64
 import functools
 import inspect
 import math
@@ -46,10 +45,8 @@ class View:
         return "\n\n".join(filter(None, parts))
 
     def _repr_html_(self) -> str:
-        data, caption = base64.b64encode(self.figure.picture(DOTS_PER_INCH)).decode(), escape(self.caption)
         return (
-            f'<figure><img alt="{caption}" src="data:image/png;base64,{data}">'
-            f"<figcaption>{caption}</figcaption></figure>"
+            self.figure.html(DOTS_PER_INCH)
             + Table(self.headers, self.rows)._repr_html_()
             + (f"<p>In a terminal: <code>{escape(self.command)}</code></p>" if self.command else "")
         )

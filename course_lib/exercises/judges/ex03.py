@@ -179,8 +179,8 @@ def _sum_of_means(answers, seed):
 
 
 def _not_in_scope(answers, seed):
-    """An optimizer under the scope refuses the model's variables; one outside it fails when it updates them."""
-    texts = "variable created in this tf.distribute.Strategy.scope()", "distribution.extended.update("
+    """Keras' `fit` refuses the model's variables; training.replicated_step refuses the model or the optimizer."""
+    texts = "variable created in this tf.distribute.Strategy.scope()", "was made outside strategy.scope()"
     return any(text in answers["stopped"]["error"] for text in texts)
 
 

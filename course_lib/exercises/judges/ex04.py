@@ -296,7 +296,7 @@ TRAIN = question(
     ),
     recognise={
         "model outside the scope": lambda answers, seed: (
-            not any(server.startswith("ps") for server, _ in answers["shards"])
+            "was made outside strategy.scope()" in answers["stopped"]["error"]
         ),
         "not waited for": lambda answers, seed: (
             answers["counted"] < probes.UPDATES and _each_applied_once(answers, seed) is not True
