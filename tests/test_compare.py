@@ -18,6 +18,26 @@ def test_rounding_is_equal_and_more_is_not():
     assert not compare(run(), run(shift=1e-3), **WHY).equal
 
 
+def test_one_wrong_entry_is_held_against_the_largest_magnitude_of_its_own_array():
+    """By hand: 0.0010 and 0.0011 differ by 1e-4; a tenth of the larger one allows 1.1e-4, a twentieth 0.55e-4."""
+    one = Run("one", {"a": np.array([-0.001, 0.0, 0.0005]), "b": np.full(2, 7.0)})
+    other = Run("other", {"a": np.array([-0.0011, 0.0, 0.0005]), "b": np.full(2, 7.0)})
+    for first, second in ((one, other), (other, one)):
+        close = compare(first, second, relative=0.1, reason="a test")
+        assert [d.largest for d in close.differences] == pytest.approx([1e-4, 0])
+        assert [d.allowed for d in close.differences] == pytest.approx([1.1e-4, 0.7])
+        assert close.equal and not compare(first, second, relative=0.05, reason="a test").equal
+
+
+def test_the_text_counts_what_is_within_and_names_five_that_are_not():
+    weights = {f"w{number}": np.ones(1) for number in range(8)}
+    moved = {name: value + (name not in ("w1", "w4")) for name, value in weights.items()}
+    head, *lines = str(compare(Run("one", weights), Run("other", moved), **WHY)).splitlines()
+    assert head == "one and other: DIFFERENT, 2 of 8 quantities within 1e-05 relative (a test)"
+    assert [line.split(":")[0].strip() for line in lines] == ["w0", "w2", "w3", "w5", "w6"]
+    assert str(compare(Run("one", weights), Run("same", weights), **WHY)).startswith("one and same: equal, 8 of 8 ")
+
+
 def test_a_difference_names_the_weight_the_size_and_the_reason():
     with pytest.raises(AssertionError) as caught:
         assert_equal(run("one device"), run("four replicas", shift=0.5), **WHY)
@@ -34,12 +54,16 @@ def test_nan_is_never_equal():
 
 def test_losses_and_metrics_count():
     assert not compare(run(), run(losses=(1.0, 0.6)), **WHY).equal
-    assert not compare(run(metrics={"accuracy": 0.5}), run(metrics={"accuracy": 0.6}), **WHY).equal
+    half = run(metrics={"accuracy": 0.5})
+    assert not compare(half, run(metrics={"accuracy": 0.6}), **WHY).equal
+    assert compare(half, half, **WHY).equal
 
 
 def test_other_models_or_other_steps_are_not_compared():
     with pytest.raises(ValueError, match="different models"):
         compare(run(), Run("other", {"dense/kernel": np.zeros((3, 3))}), **WHY)
+    with pytest.raises(ValueError, match="different models"):  # as many arrays
+        compare(Run("one", {"a": np.zeros((2, 3))}), Run("other", {"a": np.zeros((3, 2))}), **WHY)
     with pytest.raises(ValueError, match="different steps or metrics"):
         compare(run(), run(losses=(1.0,)), **WHY)
 

@@ -196,3 +196,22 @@ def test_packages_are_compiled_once_at_the_set_up():
     """With PYTHONDONTWRITEBYTECODE each of a cluster's processes compiled all of TensorFlow: 10 s instead of 4."""
     source = importlib.util.find_spec("keras").origin
     assert Path(importlib.util.cache_from_source(source)).exists()
+
+
+@pytest.mark.skipif(Version(pytest.__version__) < Version("9"), reason="pytest 8 shows where a test hangs, and goes on")
+def test_a_test_that_hangs_ends_the_run_and_is_named(tmp_path):
+    """With the project's own settings but for the seconds; one restart would run what hangs once more."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    (tmp_path / "pytest.ini").write_text(
+        f"[pytest]\naddopts = {settings['addopts'].replace('tests/', f'{ROOT}/tests/')}\n"
+        f"faulthandler_exit_on_timeout = {settings['faulthandler_exit_on_timeout']}\nfaulthandler_timeout = 1\n"
+    )
+    (tmp_path / "test_three.py").write_text(
+        "import threading\n\ndef test_first(): pass\n\n"
+        "def test_hangs(): threading.Event().wait()\n\ndef test_last(): pass\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-n1", "--dist", "loadfile", "test_three.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "crashed while running 'test_three.py::test_hangs'" in done.stdout and "1 failed, 1 passed" in done.stdout
+    assert 'test_three.py", line 5 in test_hangs' in done.stderr
