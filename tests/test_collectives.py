@@ -40,6 +40,29 @@ def test_ledgers_match_the_formulas(workers):
     assert {ring.sent_bytes(w) for w in range(workers)} == {ring.received_bytes(w) for w in range(workers)} == {share}
 
 
+def test_a_tree_of_five_sends_each_sum_once_up_and_once_down():
+    """By hand: worker 4 is alone until the last level, and each of the others has one place in the tree."""
+    _, tree = collectives.tree_all_reduce(buffers(5))
+    up = [(0, 1, 0), (0, 3, 2), (1, 2, 0), (2, 4, 0)]
+    down = [(3, 0, 4), (4, 0, 2), (5, 0, 1), (5, 2, 3)]
+    assert [(m.round, m.source, m.target) for m in tree.messages] == up + down
+    assert {m.size_bytes for m in tree.messages} == {5 * 6 * 4}
+
+
+def test_the_ledger_of_one_hand_made_exchange():
+    """Worker 0 sends 8 B and then 16 B, worker 1 sends 24 B, worker 2 receives 16 B of them."""
+    network = collectives.Network(3)
+    network.exchange([(0, 1, np.zeros(1)), (1, 0, np.zeros(3))])
+    network.exchange([(0, 2, np.zeros(2))])
+    assert [network.sent_bytes(worker) for worker in range(3)] == [24, 24, 0]
+    assert [network.received_bytes(worker) for worker in range(3)] == [24, 8, 16]
+    assert network.round_starts_bytes == [0, 24, 40]
+    assert str(network) == "2 rounds, 48 B in all, busiest worker sends 24 B, critical path 40 B"
+    first = network.until(1)
+    assert (first.workers, first.rounds, first.critical_bytes) == (3, 1, 24) and network.rounds == 2
+    assert str(first) == "1 rounds, 32 B in all, busiest worker sends 24 B, critical path 24 B"
+
+
 def test_ring_refuses_a_buffer_it_cannot_cut():
     with pytest.raises(ValueError, match="3 workers can't split 10 elements"):
         collectives.ring_all_reduce([np.zeros(10)] * 3)

@@ -71,6 +71,11 @@ def test_ratios_compare_within_a_round(clock):
     assert race._repr_html_().count("<tr>") == 3 and "3.00x" in race._repr_html_()
 
 
+def test_one_slow_round_does_not_move_the_ratio(clock):
+    race = measure.side_by_side({"A": clock.step(1, 1, 1, 1), "B": clock.step(2, 2, 200, 2)}, warmup=0, repeats=4)
+    assert race.ratio("B", "A") == 2
+
+
 def test_too_few_repeats_are_refused():
     with pytest.raises(CourseError, match=r"1 repeat\(s\).*3 or more"):
         measure.time_step(lambda: None, repeats=1)

@@ -72,6 +72,16 @@ def test_measured_slots_make_a_timeline_whatever_their_clock():
     assert (timeline.total, timeline.idle, timeline.bubble) == (6.0, (3.0, 3.0), 0.5)
 
 
+def test_unequal_stages_idle_on_average_and_hold_what_is_not_yet_backward():
+    """By hand: stages idle 5, 3 and 4 of 6, so 12 of 18; micro-batches are held from forward until after backward."""
+    busy = [(0, 0, 1), (1, 1, 4), (2, 4, 6)]
+    timeline = pipeline.gather("uneven", [[pipeline.Slot(stage, F(0), *times)] for stage, *times in busy])
+    assert timeline.idle == (5, 3, 4) and timeline.bubble == pytest.approx(2 / 3)
+    order = F(0), F(1), B(0), F(2), B(1), B(2)
+    one = pipeline.gather("one", [[pipeline.Slot(0, work, place, place + 1) for place, work in enumerate(order)]])
+    assert one.in_flight(0) == [1, 2, 2, 2, 2, 1] and one.peak_in_flight == (2,)
+
+
 def test_a_measured_timeline_prints_whatever_the_times():
     slots = [pipeline.Slot(0, F(0), 0.0, 1e-9), pipeline.Slot(0, F(1), 0.5, 1.0), pipeline.Slot(0, B(0), 1.0, 1.0)]
     assert "50.0% idle" in repr(pipeline.gather("measured", [slots]))
@@ -134,6 +144,11 @@ def test_balance_finds_the_best_cut():
         assert [layer for part in found for layer in part] == list(range(layers))
         assert len(found) == stages and all(found)
         assert max(sum(costs[layer] for layer in part) for part in found) == best
+
+
+def test_balance_weighs_the_largest_stage_alone():
+    """By hand 35, 27 and 19; the squares of 22, 23 and 36 add up to less, and 36 is more than 35."""
+    assert pipeline.balance([15, 7, 13, 10, 17, 19], 3) == [range(3), range(3, 5), range(5, 6)]
 
 
 def test_timelines_are_drawn():

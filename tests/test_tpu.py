@@ -412,6 +412,22 @@ def small():
     )
 
 
+@pytest.mark.parametrize(
+    "shape, axes, devices, wanted",
+    [
+        ((4, 16, 8), (None, None, None), 4, (None, "data", None)),  # the longest, wherever it stands
+        ((4, 18, 8), (None, None, None), 4, (None, None, "data")),  # that 4 divides
+        ((16, 8), ("model", None), 4, ("model", "data")),  # and that nothing splits yet
+        ((16, 8), (None, None), 1, (None, None)),
+        ((3, 5), (None, None), 4, (None, None)),
+    ],
+)
+def test_fsdp_splits_the_longest_free_dimension(shape, axes, devices, wanted):
+    from course_lib.tpu import variable_placement  # imports JAX
+
+    assert variable_placement._with_data(shape, axes, {"data": devices}, stacked=False) == wanted
+
+
 @compiles
 def test_the_bytes_of_a_compiled_step_are_the_layouts(small):
     """Counted by hand: fsdp over 4, the two kernels over 2 as well; what 4 does not divide is whole."""
