@@ -15,7 +15,7 @@ from course_lib.cli import main
 from course_lib.planner import calibrate, published_runs, tpu_memory
 from course_lib.planner.blocks import Block, Chain
 from course_lib.planner.calibration import FITTED
-from course_lib.planner.memory import in_flight, kept_bytes, memory
+from course_lib.planner.memory import in_flight, kept_bytes, memory, stage_parameters
 from course_lib.planner.plan_command import MODELS
 from course_lib.planner.step_time import step_time
 
@@ -134,6 +134,80 @@ def test_the_gradients_travel_as_a_ring_sends_them():
     constants = replace(EXACT, data_exposed=1, link=1)
     step = step_time(chain, planner.Cluster(A100, d), planner.Layout(data=d, precision="float32"), d, constants)
     assert step.data * A100.within == pytest.approx(network.sent_bytes(0), rel=1e-12)
+
+
+PLAIN = replace(EXACT, data_exposed=1, link=1)  # every byte travels at the link's peak, and nothing hides it
+
+
+def seconds_of(layout, micro_batches, *blocks, **chain):
+    """A step of a model of these blocks on so many chips of one node."""
+    cluster = planner.Cluster(A100, layout.chips)
+    batch = layout.data * layout.micro_batch * micro_batches
+    return step_time(Chain("by hand", blocks, **chain), cluster, layout, batch, PLAIN)
+
+
+@pytest.mark.parametrize(
+    "zero, micro_batches, moved",  # three quarters of 1,200 float32 numbers a pass, as a ring of four moves them
+    [
+        (0, 3, 2 * 3600),  # scattered and gathered once
+        (1, 3, 2 * 3600),
+        (2, 3, (3 + 1) * 3600),  # each micro-batch's gradients scattered, the parameters gathered once
+        (3, 1, 3 * 3600),
+        (3, 3, 3 * 3 * 3600),  # gathered forward, gathered backward, gradients scattered, for each micro-batch
+    ],
+)
+@pytest.mark.parametrize("replicas", [{"data": 4}, {"sequence": 4}, {"data": 2, "sequence": 2}])
+def test_gradients_and_parameters_travel_as_zero_needs(zero, micro_batches, moved, replicas):
+    layout = planner.Layout(**replicas, zero=zero, precision="float32")
+    step = seconds_of(layout, micro_batches, Block("only", parameters=1200))
+    assert step.data * A100.within == pytest.approx(moved, rel=1e-12)
+
+
+@pytest.mark.parametrize("recompute, passes", [("none", 2), ("full", 3)])
+def test_tensor_parallelism_sums_forward_backward_and_again_to_recompute(recompute, passes):
+    """600 numbers of 2 examples in bfloat16 are 2,400 bytes, of which a ring of four sends 2 * 3/4; 5 micro-batches."""
+    layout = planner.Layout(tensor=4, micro_batch=2, recompute=recompute)
+    step = seconds_of(layout, 5, Block("only", exchanged=600))
+    assert step.tensor * A100.within == pytest.approx(5 * passes * 2 * 3 / 4 * 2400, rel=1e-12)
+
+
+def test_sequence_parallelism_passes_keys_and_values_forward_backward_and_their_gradients():
+    step = seconds_of(planner.Layout(sequence=4), 5, Block("only", keys=500))
+    assert step.tensor * A100.within == pytest.approx(5 * 3 / 4 * 3 * 500 * 2, rel=1e-12)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_pipeline_waits_for_its_hops_and_a_chunks_share_of_the_others(chunks):
+    """A boundary of 1,000 bfloat16 numbers and its gradient, once a chunk; 6 micro-batches in 3 stages."""
+    layout = planner.Layout(pipeline=3, interleave=chunks)
+    step = seconds_of(layout, 6, *(Block(f"block{n}", flops=1e9, inputs=1000) for n in range(3)))
+    alone = seconds_of(planner.Layout(), 1, Block("block", flops=1e9, inputs=1000)).total
+    hop = 2 * chunks * 2000 / A100.within
+    assert step.bubble == pytest.approx(6 * hop + 2 / chunks * (alone + hop), rel=1e-9)
+    assert step.compute + step.memory == pytest.approx(6 * alone, rel=1e-9)
+
+
+def test_the_slowest_stage_sets_the_time_of_a_micro_batch():
+    fast, slow = Block("fast", flops=1e9), Block("slow", flops=3e9)
+    step = seconds_of(planner.Layout(pipeline=2), 4, fast, slow)
+    alone = [seconds_of(planner.Layout(), 1, block).compute for block in (fast, slow)]
+    assert alone[1] == pytest.approx(3 * alone[0]) and step.compute == pytest.approx(4 * alone[1])
+    assert step.bubble == pytest.approx((alone[0] + alone[1]) / 2)
+
+
+@pytest.mark.parametrize("zero, share", [(0, 1), (1, 4), (2, 4), (3, 4)])
+def test_the_update_reads_and_writes_what_an_optimizer_keeps(zero, share):
+    """Adam in float32: the weight and two slots, 12 bytes, read and written."""
+    layout = planner.Layout(data=4, zero=zero, precision="float32")
+    step = seconds_of(layout, 2, Block("only", parameters=1200), slots=2)
+    assert step.memory * A100.read_per_second == pytest.approx(1200 * 2 * 12 / share, rel=1e-12)
+
+
+def test_a_pipelines_last_stage_holds_the_tied_parameters_again():
+    chain = Chain("tied", (Block("first", 100, 80, flops=1), Block("last", 30, 20, flops=1)), tied=80)
+    for stages, wanted in ((1, [30 + 100 / 2]), (2, [20 + 80 / 2, 10 + (20 + 80) / 2])):
+        layout, parts = planner.Layout(tensor=2, pipeline=stages), chain.stages(stages)
+        assert [stage_parameters(chain, stage, parts, layout) for stage in range(stages)] == wanted
 
 
 def test_a_link_across_nodes_is_the_outer_one():
