@@ -20,17 +20,8 @@ from course_lib import colab_runtime
 from course_lib.errors import CourseError
 
 FRAMEWORK_NAMES = {"tensorflow": "TensorFlow", "jax": "JAX"}
-PACKAGES = (
-    "tensorflow",
-    "keras",
-    "tf_keras",
-    "jax",
-    "libtpu",
-    "numpy",
-    "tensorflow-datasets",
-    "jupyterlab",
-    "ipywidgets",
-)
+PACKAGES = ("tensorflow", "keras", "tf_keras", "jax", "libtpu", "numpy")
+PACKAGES += ("tensorflow-datasets", "jupyterlab", "ipywidgets")
 
 
 @dataclass(frozen=True)

@@ -99,16 +99,13 @@ class StepSplit:
         return min(1.0, max(0.0, hidden / min(self.input_seconds, self.step_seconds)))
 
     def __repr__(self) -> str:
-        def share(seconds):
-            return f"{seconds / self.together_seconds:5.2f}x"
-
-        return "\n".join(
-            [
-                f"input alone  {share(self.input_seconds)}  pulling batches while nobody computes",
-                f"step alone   {share(self.step_seconds)}  computing on a batch that it already holds",
-                f"together     {share(self.together_seconds)}  the real loop; the sum of both when nothing overlaps",
-                f"bottleneck: {self.bottleneck}",
-            ]
+        parts = (self.input_seconds, self.step_seconds, self.together_seconds)
+        input_share, step_share, whole = (f"{seconds / self.together_seconds:5.2f}x" for seconds in parts)
+        return (
+            f"input alone  {input_share}  pulling batches while nobody computes\n"
+            f"step alone   {step_share}  computing on a batch that it already holds\n"
+            f"together     {whole}  the real loop; the sum of both when nothing overlaps\n"
+            f"bottleneck: {self.bottleneck}"
         )
 
 

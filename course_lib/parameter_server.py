@@ -109,8 +109,10 @@ def asynchronous_step(strategy, model, optimizer, per_example_loss) -> Callable:
             outputs = model(x, training=True)
             losses = one_per_row(per_example_loss(y, outputs), outputs)
             loss = tf.reduce_mean(losses) + losses_of_layers(model)
-        gradients = tape.gradient(loss, variables)
-        with tf.control_dependencies(tf.nest.flatten(gradients, expand_composites=True)):
+            scaled = optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, variables)
+        reached = [gradient for gradient in gradients if gradient is not None]  # None where no loss depends on it
+        with tf.control_dependencies(tf.nest.flatten(reached, expand_composites=True)):
             optimizer.apply_gradients(zip(gradients, variables))
             applied_at = version.assign_add(1, read_value=True)
         return loss, applied_at - 1 - read_at

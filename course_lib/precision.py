@@ -86,17 +86,8 @@ class Format:
 
 def _read(name: str) -> Format:
     info = ml_dtypes.finfo(name)
-    return Format(
-        name,
-        name,
-        info.bits,
-        info.nexp,
-        info.nmant,
-        float(info.max),
-        float(info.smallest_normal),
-        float(info.smallest_subnormal),
-        float(info.eps),
-    )
+    numbers = (info.max, info.smallest_normal, info.smallest_subnormal, info.eps)
+    return Format(name, name, info.bits, info.nexp, info.nmant, *map(float, numbers))
 
 
 def _with_mantissa(base: Format, name: str, bits: int) -> Format:

@@ -2,6 +2,7 @@
 
 import keras
 from keras import ops
+from keras.src.backend import get_keras_mask  # no public call reads it
 
 from course_lib.errors import CourseError
 
@@ -29,8 +30,13 @@ def require_row_mean(model, predictions, what: str) -> None:
     _require_no_mask(predictions, what)
 
 
+def has_mask(outputs) -> bool:
+    """Whether Keras' masks, such as an embedding's of padding, reach a model's outputs, and with them its loss."""
+    return any(get_keras_mask(part) is not None for part in keras.tree.flatten(outputs))
+
+
 def _require_no_mask(predictions, what: str) -> None:
-    if any(getattr(part, "_keras_mask", None) is not None for part in keras.tree.flatten(predictions)):
+    if has_mask(predictions):
         raise CourseError(
             f"{what} weights every row alike, and this model's loss is a mean over the tokens that its mask leaves: "
             "end the model with a layer that has no mask."
@@ -55,6 +61,26 @@ def one_per_row(losses, outputs):
             'use reduction="none".'
         )
     return ops.mean(losses, axis=tuple(range(1, len(losses.shape)))) if len(losses.shape) > 1 else losses
+
+
+class OneTrainStep:
+    """A mixin that brings a train_step: no other one may hide it in a model class, or be hidden by it.
+
+    Raises  CourseError for the class that would have two
+    """
+
+    calls_next = False  # whether its train_step calls the one of the classes after it
+
+    def __init_subclass__(cls):
+        super().__init_subclass__()
+        steps = [one for one in cls.__mro__ if "train_step" in vars(one) and not one.__module__.startswith("keras.")]
+        while steps and vars(steps[0]).get("calls_next"):
+            steps.pop(0)
+        if len(steps) > 1:
+            raise CourseError(
+                f"{cls.__name__} has two train_steps, of {steps[0].__name__} and of {steps[1].__name__}, and one would "
+                "hide the other: leave one out; MultiWorkerFit goes first."
+            )
 
 
 def require_sum_before_clipping(optimizer) -> None:

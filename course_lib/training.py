@@ -14,6 +14,7 @@ import tensorflow as tf
 from course_lib import precision
 from course_lib.errors import CourseError
 from course_lib.step_rules import (
+    OneTrainStep,
     losses_of_layers,
     one_per_row,
     require_built,
@@ -99,7 +100,7 @@ def replicated_step(strategy, model, optimizer, per_example_loss, metrics: Seque
     return step
 
 
-class ExactPartialBatches:
+class ExactPartialBatches(OneTrainStep):
     """Mix into a `keras.Model` so that `fit` under a strategy weights every example alike.
 
     Keras 3 averages over each replica's rows and then over the replicas (keras
@@ -112,8 +113,8 @@ class ExactPartialBatches:
         class Model(training.ExactPartialBatches, keras.Model): pass
         model = Model(inputs, outputs)
 
-    Raises  CourseError from `fit` on several replicas for a loss that is not a mean over rows (another
-            reduction, or outputs with a mask), and for an optimizer that clips before the sum
+    Raises  CourseError for a class with another train_step; from `fit` on several replicas for a loss that is not
+            a mean over rows (another reduction, or outputs with a mask), and for an optimizer that clips before the sum
     """
 
     def train_step(self, data):
@@ -134,7 +135,7 @@ class ExactPartialBatches:
         return self.compute_metrics(x, y, predictions, sample_weight)
 
 
-class MultiWorkerFit:
+class MultiWorkerFit(OneTrainStep):
     """Mix into a `keras.Model` so that `fit` and `evaluate` run under MultiWorkerMirroredStrategy.
 
     Keras 3 stops there twice (keras issue 20585): it builds the metrics from a
@@ -145,6 +146,8 @@ class MultiWorkerFit:
 
         class Model(training.MultiWorkerFit, keras.Model): pass
     """
+
+    calls_next = True
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         strategy = self.distribute_strategy
@@ -229,8 +232,8 @@ class ResumePoint:
     new checkpoint beside the old one and then renames one small file, so that a
     worker killed at any moment leaves the old one or the new one.
 
-    Raises  CourseError when the optimizer is not built; from `restore`, on all workers, when they do not
-            find the same step
+    Raises  CourseError when the optimizer is not built; from `restore`, on all workers, when they find other
+            steps; from `save`, when a parameter server does not see the folder
     """
 
     def __init__(self, folder: Path, model, optimizer, is_chief: bool = True):
@@ -242,13 +245,23 @@ class ResumePoint:
         self._chiefs = Path(folder) / "checkpoint"
         self._optimizer, self._strategy = optimizer, model.distribute_strategy
         own = self._chiefs if is_chief else Path(folder) / "not-the-chiefs" / str(id(self))
+        cut = any(hasattr(variable.value, "variables") for variable in model.variables)  # over servers
+        kept = [variable.value for variable in model.variables] if cut else model
         self._manager = tf.train.CheckpointManager(
-            tf.train.Checkpoint(model=model, optimizer=optimizer), str(own), max_to_keep=2
+            tf.train.Checkpoint(model=kept, optimizer=optimizer), str(own), max_to_keep=2
         )
 
     def save(self) -> None:
         """Write a checkpoint; call it on every worker after the same step."""
-        self._manager.save()
+        try:
+            self._manager.save()
+        except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError):  # each server writes its own part
+            if not isinstance(self._strategy, tf.distribute.ParameterServerStrategy):
+                raise
+            raise CourseError(
+                f"a server's part of the checkpoint is not in {self._chiefs.parent}: give the coordinator and all "
+                "servers one folder, on a disk that each of them sees."
+            ) from None
 
     def restore(self) -> int:
         """Restore the chief's newest checkpoint, if there is one; return the number of steps taken up to it.

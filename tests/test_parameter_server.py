@@ -1,6 +1,8 @@
 """Asynchronous training on a real cluster of two workers and two servers, held against one device."""
 
+import contextlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from course_lib import cluster, compare, parameter_server, training
+from course_lib.errors import CourseError
 
 ROWS, WORKERS, STEPS = 64, 2, 100
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
@@ -40,6 +43,18 @@ def program(task):
     found["evaluated"] = parameter_server.evaluate(strategy, coordinator, model, LOSS, new_batches(7))
     found["together"] = parameter_server.run_steps(coordinator, step, new_batches(STEPS))
     found["counted"] = int(optimizer.iterations.numpy())
+    try:
+        with contextlib.chdir(task.folder):  # a name that leads elsewhere in every other process
+            training.ResumePoint(Path("points"), model, optimizer).save()
+    except CourseError as error:
+        found["unshared"] = str(error)
+    point = training.ResumePoint(task.folder, model, optimizer)
+    point.save()
+    saved = [part.numpy() for part in variables]
+    parameter_server.run_steps(coordinator, step, new_batches(3))
+    moved = [not np.array_equal(one, part.numpy()) for one, part in zip(saved, variables)]
+    again = point.restore(), *(np.array_equal(one, part.numpy()) for one, part in zip(saved, variables))
+    found["restored"] = all(moved), again
     return found
 
 
@@ -76,6 +91,13 @@ def test_staleness_is_counted(found):
 
 def test_every_update_is_counted(found):
     assert found["counted"] == 10 + STEPS
+
+
+def test_a_checkpoint_whose_parts_lie_on_several_disks_is_refused(found):
+    """TensorFlow's own error is a traceback of an operation; the same save in a folder of all tasks succeeds."""
+    assert re.match("a server's part of the checkpoint is not in points: give .* one folder", found["unshared"])
+    moved, (steps, *equal) = found["restored"]
+    assert moved and steps == 10 + STEPS and len(equal) == 4 and all(equal)
 
 
 def test_evaluation_counts_every_example_once(found):

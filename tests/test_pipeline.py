@@ -202,6 +202,14 @@ def test_cuts_that_leave_something_out_are_refused(before, message):
         cutting.cut(new_model(), before)
 
 
+def test_a_model_without_an_order_of_layers_is_not_cut():
+    class Own(keras.Model):
+        pass
+
+    with pytest.raises(CourseError, match="'own' is not a functional model"):
+        cutting.cut(Own(name="own"), [])
+
+
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 OVERTAKING = pipeline.Schedule(
     "overtaking",
@@ -314,6 +322,41 @@ def test_a_stage_with_nothing_in_it_is_refused():
     empty = keras.Sequential([keras.Input((4,)), keras.layers.ReLU()])
     with Links() as links, pytest.raises(CourseError, match="stage 0 has no weights to train"):
         executor.Stage(links, empty, keras.optimizers.SGD(), LOSS)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.SGD(0.1, global_clipnorm=1.0),
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
+    ],
+)
+def test_an_optimizer_that_needs_all_stages_gradients_is_refused(optimizer):
+    with Links() as links, pytest.raises(CourseError, match="clips by the norm of all gradients or scales the loss"):
+        executor.Stage(links, new_model(), optimizer(), LOSS)
+
+
+def stage_that(kind):
+    inputs = keras.Input((8,), dtype="int32")
+    hidden = keras.layers.Embedding(20, 4, mask_zero=kind == "masks")(inputs)
+    regularizer = "l2" if kind == "adds to the loss" else None
+    outputs = keras.layers.Dense(20, kernel_regularizer=regularizer)(hidden)
+    return keras.Model(inputs, [outputs, hidden] if kind == "has two outputs" else outputs)
+
+
+@pytest.mark.parametrize("kind", ["adds to the loss", "masks", "has two outputs"])
+def test_a_stage_whose_loss_needs_more_than_its_tensor_is_refused_before_it_trains(kind):
+    model = stage_that(kind)
+    before = model.get_weights()
+    with Links() as links, pytest.raises(CourseError, match="^stage 0 has layers that add to the loss") as refused:
+        executor.Stage(links, model, keras.optimizers.SGD(0.5), LOSS).step(pipeline.gpipe(1, 2), *batch())
+    assert "\n" not in str(refused.value)
+    assert all((one == other).all() for one, other in zip(before, model.get_weights()))
+
+
+def test_a_batch_of_several_arrays_is_refused():
+    with pytest.raises(CourseError, match="a batch here is one array, not a list"):
+        executor.split_batch([np.ones((4, 2)), np.ones((4, 2))], 2)
 
 
 def free_addresses(count):

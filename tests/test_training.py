@@ -13,7 +13,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from course_lib import data, devices, models, precision, training
+from course_lib import accumulate, data, devices, models, precision, training
 from course_lib.compare import Run, assert_equal, compare
 from course_lib.errors import CourseError
 
@@ -178,6 +178,39 @@ def test_what_is_made_outside_the_scope_is_refused_by_its_name(strategy, outside
     model, optimizer, metric = made.values()
     with pytest.raises(CourseError, match=f"^{made[outside].name} was made outside strategy.scope()"):
         training.replicated_step(strategy, model, optimizer, per_example_loss, [metric])
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def new_class(*bases, **methods):
+    return type("Model", (*bases, *[keras.Model][: OwnStep not in bases]), methods)
+
+
+MULTI, EXACT, GROUPS = training.MultiWorkerFit, training.ExactPartialBatches, accumulate.ExactGroups
+
+
+@pytest.mark.parametrize("bases", [(EXACT, OwnStep), (GROUPS, OwnStep), (EXACT, GROUPS), (GROUPS, EXACT)])
+@pytest.mark.parametrize("outside", [(), (MULTI,)])
+def test_a_second_train_step_is_refused_because_one_would_hide_the_other(outside, bases):
+    above, below = (base.__name__ for base in bases)
+    with pytest.raises(CourseError, match=f"^Model has two train_steps, of {above} and of {below}, .*leave one"):
+        new_class(*outside, *bases)
+
+
+@pytest.mark.parametrize("mixin", [MULTI, EXACT, GROUPS])
+def test_a_train_step_above_the_mixins_is_refused(mixin):
+    with pytest.raises(CourseError, match=f"^Model has two train_steps, of Model and of {mixin.__name__}"):
+        new_class(mixin, train_step=OwnStep.train_step)
+
+
+def test_multi_worker_fit_goes_before_any_train_step():
+    assert issubclass(new_class(MULTI, OwnStep), OwnStep)
+    assert issubclass(new_class(MULTI, EXACT), EXACT)
+    with pytest.raises(CourseError, match="of ExactPartialBatches and of MultiWorkerFit.* MultiWorkerFit goes first"):
+        new_class(EXACT, MULTI)
 
 
 def test_keras_still_needs_the_mixin(strategy):

@@ -9,10 +9,10 @@ import keras
 
 from course_lib.accumulate.optimizer import Accumulating
 from course_lib.errors import CourseError
-from course_lib.step_rules import require_row_mean, rows_of
+from course_lib.step_rules import OneTrainStep, require_row_mean, rows_of
 
 
-class ExactGroups:
+class ExactGroups(OneTrainStep):
     """Mix into a `keras.Model` so that `fit` with `Accumulating` weights every row alike, also at an epoch's end.
 
     Stock `fit` gives each micro-batch the same weight, however small, and carries a group
@@ -22,8 +22,8 @@ class ExactGroups:
         class Model(accumulate.ExactGroups, keras.Model): pass
         model.compile(accumulate.Accumulating(keras.optimizers.Adam(), 4), loss)
 
-    Raises  CourseError from `fit` for another optimizer, and for a loss that is not a mean over rows: another
-            reduction, or outputs with a mask
+    Raises  CourseError for a class with another train_step; from `fit` for another optimizer, and for a loss that
+            is not a mean over rows: another reduction, or outputs with a mask
     """
 
     def fit(self, *args, **kwargs):
@@ -36,6 +36,11 @@ class ExactGroups:
         callbacks = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
         call.arguments["callbacks"] = [ApplyRest(), *callbacks]
         return super().fit(*call.args, **call.kwargs)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        if training:  # here, because on JAX a mask does not leave the function that is differentiated
+            require_row_mean(self, y_pred, "ExactGroups")
+        return super().compute_loss(x, y, y_pred, sample_weight, training=training)
 
     def train_step(self, *arguments):
         step = _jax_step if keras.backend.backend() == "jax" else _tensorflow_step
@@ -72,7 +77,6 @@ def _tensorflow_step(model, data):
     rows, replicas = rows_of(x), tf.distribute.get_strategy().num_replicas_in_sync
     with tf.GradientTape() as tape:
         predictions = model(x, training=True)
-        require_row_mean(model, predictions, "ExactGroups")
         loss = model.compute_loss(x, y, predictions, sample_weight, training=True)
         scaled = model.optimizer.scale_loss(loss)
     gradients = tape.gradient(scaled, model.trainable_variables)
@@ -91,7 +95,6 @@ def _jax_step(model, state, data):
     (_, (loss, predictions, other, metrics)), gradients = gradients_of(
         trainable, other, metrics, x, y, sample_weight, training=True, optimizer_variables=optimizer
     )
-    require_row_mean(model, predictions, "ExactGroups")
     rows = rows_of(x)
     trainable, optimizer = model.optimizer.stateless_apply(optimizer, gradients, trainable, rows=rows)
     logs, metrics = model._update_metrics_variables(metrics, loss, x, y, predictions, sample_weight)

@@ -13,8 +13,11 @@ def cut(model: keras.Model, before: Sequence[str]) -> list[keras.Model]:
     before   names of the layers that begin the second and every later stage; whatever
              such a layer reads must be all that later layers need
     Returns  len(before) + 1 models; called one after another they compute what `model` does
-    Raises   CourseError for a layer that is not there, a stage without weights, and a cut that something bypasses
+    Raises   CourseError for a model that is not functional, a layer that is not there, a stage without weights, and
+             a cut that something bypasses
     """
+    if not getattr(model, "inputs", None):
+        raise CourseError(f"{model.name!r} is not a functional model, so its layers have no order to cut.")
     inputs, stages = model.input, []
     for name in before:
         boundary = _layer(model, name).input

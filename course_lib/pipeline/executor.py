@@ -15,6 +15,7 @@ from course_lib.errors import CourseError
 from course_lib.pipeline.links import Links
 from course_lib.pipeline.schedules import Schedule
 from course_lib.pipeline.timelines import FORWARD, Slot, Work
+from course_lib.step_rules import has_mask, one_per_row
 
 
 class Stage:
@@ -26,9 +27,11 @@ class Stage:
                       loss with reduction="none"; used by the last stage
     slots             what the last step did when, in seconds of this machine's monotonic clock;
                       right on a CPU, where an operation has ended when it returns
-    Raises            CourseError for a stage without weights
+    Raises            CourseError for a stage without weights, and an optimizer that scales the loss or clips by the
+                      norm of all gradients; from the first step for layers that add to the loss, for masks, and for
+                      several inputs or outputs
 
-    Leaves out losses that layers add. BatchNormalization sees micro-batches, not the batch.
+    BatchNormalization sees micro-batches, not the batch.
     """
 
     def __init__(self, links: Links, model: keras.Model, optimizer, per_example_loss: Callable):
@@ -37,9 +40,14 @@ class Stage:
                 f"stage {links.stage} has no weights to train: give it built layers that have some, "
                 f"or use fewer stages."
             )
+        if getattr(optimizer, "global_clipnorm", None) or float(optimizer.scale_loss(1.0)) != 1:
+            raise CourseError(
+                f"{type(optimizer).__name__} clips by the norm of all gradients or scales the loss, and a stage sees "
+                "its own part alone: use clipnorm or clipvalue, and float32 or bfloat16."
+            )
         self.links, self.model, self.optimizer, self.slots = links, model, optimizer, ()
         self._loss = per_example_loss
-        self._forward = tf.function(self._inner_forward if links.after else self._last_forward)
+        self._forward = tf.function(self._inner_forward if links.after else self._last_forward, autograph=False)
         self._update = tf.function(
             lambda gradients: optimizer.apply_gradients(zip(gradients, model.trainable_variables))
         )
@@ -120,11 +128,18 @@ class Stage:
         return [*map(tf.convert_to_tensor, by_weights), by_inputs]  # an embedding's gradient comes as slices
 
     def _inner_forward(self, inputs, labels):
-        return self.model(inputs, training=True)
+        outputs = self.model(inputs, training=True)
+        if self.model.losses or not tf.is_tensor(outputs) or has_mask(outputs):
+            raise CourseError(
+                f"stage {self.links.stage} has layers that add to the loss, several outputs or a mask, and passes one "
+                "tensor on: leave them out, or train by replicas."
+            )
+        return outputs
 
     def _last_forward(self, inputs, labels):
         """The micro-batch's mean loss."""
-        return tf.reduce_mean(self._loss(labels, self.model(inputs, training=True)))
+        outputs = self._inner_forward(inputs, labels)
+        return tf.reduce_mean(one_per_row(self._loss(labels, outputs), outputs))
 
 
 def use_one_thread() -> None:
@@ -136,8 +151,10 @@ def use_one_thread() -> None:
 def split_batch(batch, micro_batches: int) -> list[tf.Tensor]:
     """Cut (b, ...) into micro-batches (b / m, ...).
 
-    Raises  CourseError when m does not divide b: unequal parts would need unequal weights
+    Raises  CourseError when m does not divide b: unequal parts would need unequal weights; for several arrays
     """
+    if isinstance(batch, (list, tuple, dict, tf.RaggedTensor)):
+        raise CourseError(f"a batch here is one array, not a {type(batch).__name__}: a stage reads one dense tensor.")
     rows = len(batch)
     if micro_batches < 1 or rows % micro_batches:
         raise CourseError(

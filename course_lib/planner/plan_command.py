@@ -94,7 +94,8 @@ def plan(arguments: argparse.Namespace) -> int:
         from course_lib import show
 
         try:
-            show.save(show.plans({str(one.layout): one for one in drawn}), arguments.picture)
+            picture, _ = show.plans({str(one.layout): one for one in drawn})._repr_mimebundle_()
+            arguments.picture.write_bytes(picture["image/png"])
         except OSError as error:
             raise CourseError(f"{arguments.picture} cannot be written: {error.strerror}.") from None
     return 0 if fits else 1

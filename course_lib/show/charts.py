@@ -154,12 +154,6 @@ def stack(parts: Mapping[str, float], unit: str, limit: float, caption: str) -> 
     return Figure(canvas, caption)
 
 
-def save(figure: Figure, path) -> None:
-    """Write a figure with its caption as a PNG file."""
-    pictures, _ = figure._repr_mimebundle_()
-    path.write_bytes(pictures["image/png"])
-
-
 def _stacked(axes, bars: Mapping[str, Mapping[str, float]], xlabel: str) -> None:
     """Horizontal bars of named parts, one bar per title; a part that is 0 in all bars is left out."""
     kinds = [kind for kind in next(iter(bars.values())) if any(parts[kind] for parts in bars.values())]
