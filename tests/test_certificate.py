@@ -13,6 +13,7 @@ from pathlib import Path
 
 import markupsafe
 import pytest
+from installed import need, needs_sandbox
 from unprivileged import as_nobody, give_to_nobody
 
 from course_lib import cli
@@ -22,7 +23,7 @@ from course_lib.staff.certificate import certificate_page, keys, record, rerun
 from course_lib.staff.certificate.record import Record, Refused
 from course_lib.staff.grade.results import Result
 
-pytest.importorskip("cryptography")
+need("cryptography")
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = '</pre><script>alert(1)</script><pre id="record" tabindex="0"> "&\'<!--'
@@ -350,14 +351,13 @@ def test_what_an_examiner_should_look_at_is_told(claim, capsys, monkeypatch):
 WHOLE = "import sys; from course_lib.exercises import judges; "
 WHOLE += "[judges.MODULES.pop(name) for name in [*judges.MODULES][1:]]; "
 WHOLE += "from course_lib import cli; sys.exit(cli.main())"
-needs_sandbox = pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed, see README")
 
 
 @needs_sandbox
 @pytest.mark.slow
 def test_real_answers_run_again_are_accepted_and_signed_and_wrong_ones_are_not(tmp_path):
     """A course of one exercise, from the learner's folder to the signed page, as an ordinary user."""
-    pytest.importorskip("tensorflow")
+    need("tensorflow")
     first = next(iter(judges.MODULES))
     finish(tmp_path / "right", first)
     finish(tmp_path / "wrong", first)

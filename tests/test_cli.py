@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import nbformat
 import pytest
+from installed import need
 
 from course_lib import cli, devices, doctor
 from course_lib.lessons import LESSONS
@@ -199,7 +200,7 @@ def test_lab_listens_on_this_machine_alone_and_opens_the_first_lesson(monkeypatc
 
 
 def test_lab_asks_nothing_and_shows_whole_names():
-    jupyterlab = pytest.importorskip("jupyterlab", reason="needs JupyterLab, which Colab has not")
+    jupyterlab = need("jupyterlab")  # Colab has none
     (settings,) = (option.partition("=")[2] for option in cli.lab_command(None, True) if "app_settings_dir" in option)
     overrides = json.loads((Path(settings) / "overrides.json").read_text())
     for plugin, values in overrides.items():  # a setting that JupyterLab no longer has would be dropped in silence

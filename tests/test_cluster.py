@@ -24,6 +24,7 @@ import psutil
 import pytest
 from chaos_cluster import ours
 from conftest import HAS_TENSORFLOW
+from installed import need
 
 from course_lib import cluster
 from course_lib.cluster import local, outcome, processes, run_state, start_supervisor, task_process
@@ -1093,7 +1094,7 @@ with cluster.start(cluster.Job(waits, workers=2, resources=cluster.Resources(mem
 
 @pytest.fixture
 def kernel(root):
-    client = pytest.importorskip("jupyter_client")
+    client = need("jupyter_client")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     manager, client = client.manager.start_new_kernel(env=environment)
     yield manager, client

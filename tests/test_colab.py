@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from installed import need
 
 from course_lib import bootstrap, cli, colab_runtime
 from course_lib.errors import CourseError
@@ -254,7 +255,7 @@ def test_without_the_course_the_set_up_cell_says_two_lines_and_no_traceback(tmp_
 @each_notebook
 def test_the_set_up_cell_installs_only_where_the_course_is_missing(name):
     """As this environment's IPython reads it: Colab's 7.34 under Colab's locks."""
-    transformer = pytest.importorskip("IPython.core.inputtransformer2").TransformerManager()
+    transformer = need("IPython.core.inputtransformer2").TransformerManager()
     first = next(cell for cell in read_notebook(ROOT / name)["cells"] if cell["cell_type"] == "code")
     _, attempt, *others = ast.parse(transformer.transform_cell(first["source"])).body
     assert isinstance(attempt, ast.Try) and ast.unparse(attempt.body) == "import course_lib"
@@ -289,7 +290,7 @@ def run_where_the_course_is_missing(monkeypatch, source: str) -> dict:
 @pytest.mark.usefixtures("no_build")
 @each_notebook
 def test_a_copy_is_the_notebook_with_one_cell_more(tmp_path, name):
-    nbformat = pytest.importorskip("nbformat")
+    nbformat = need("nbformat")
     out = colab_copy.write(ROOT / name, tmp_path / "copy.ipynb", ROOT)
     nbformat.validate(nbformat.read(out, as_version=4))
     cells, before = read_notebook(out)["cells"], read_notebook(ROOT / name)["cells"]
@@ -399,7 +400,7 @@ def test_a_damaged_package_is_refused_in_one_line_before_pip_sees_it(monkeypatch
 
 
 def test_what_pip_refuses_is_said_in_one_line(monkeypatch):
-    pytest.importorskip("pip")
+    need("pip")
     with pytest.raises(Exception) as refused:
         run_where_the_course_is_missing(monkeypatch, colab_copy._carrier(WHEEL_NAME, WHEEL)["source"])
     (line,) = refused.value._render_traceback_()
@@ -449,7 +450,7 @@ def test_a_users_mistakes_are_one_line_each_and_write_nothing(capsys, monkeypatc
 
 def test_where_pip_cannot_build_there_is_one_line_with_its_cause(monkeypatch):
     """For real: pip's build environment finds no hatchling on a port where nobody listens."""
-    pytest.importorskip("pip")
+    need("pip")
     variables = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "0"}
     for name, value in {**variables, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}.items():
         monkeypatch.setenv(name, value)
@@ -612,7 +613,7 @@ def test_tensorflow_changes_no_version_of_the_whole_list_of_the_tpu_runtime(tmp_
 
 def test_where_no_build_fits_there_is_one_line(monkeypatch):
     """For real: pip finds no package on a port where nobody listens."""
-    pytest.importorskip("pip")
+    need("pip")
     variables = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "0"}
     for name, value in {**variables, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}.items():
         monkeypatch.setenv(name, value)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from installed import need
 from packaging.markers import Marker, default_environment
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -182,6 +183,18 @@ def test_the_environment_under_test_is_a_lock():
     installed = {canonicalize_name(one.name): Version(one.version) for one in importlib.metadata.distributions()}
     target = {name: str(value) for name, value in default_environment().items()}
     assert [lock for lock in LOCKS if locked(lock, target).items() <= installed.items()]
+
+
+def test_what_is_not_installed_is_skipped_and_what_is_broken_fails(tmp_path, monkeypatch):
+    """importorskip would skip both: TensorFlow without one of its dependencies cannot be imported either."""
+    (tmp_path / "broken.py").write_text("import one_of_its_dependencies")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError):
+        need("broken")
+    with pytest.raises(pytest.skip.Exception, match="^not_there.at_all is not installed"):
+        need("not_there.at_all")
+    by_import = "pytest.importor" + "skip"
+    assert not [file.name for file in ROOT.glob("tests/*.py") if by_import in file.read_text()]
 
 
 @in_an_environment_of_ours

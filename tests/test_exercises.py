@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import recorded_mistakes
+from installed import need
 from wrong_answers import stand_ins
 
 from course_lib.exercises import judges
@@ -24,7 +25,7 @@ from course_lib.exercises.notebook_cells import question_tags, read_notebook
 from course_lib.exercises.verdict import Verdict
 from course_lib.staff import new_exercises
 
-pytest.importorskip("tensorflow")
+need("tensorflow")
 
 ROOT = Path(__file__).parents[1]
 SEEDS, SEEDS_OF_MISTAKES, SEEDS_OF_LONG = (

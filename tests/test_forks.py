@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from installed import need
 from test_cluster import ENOUGH_SECONDS, assert_nothing_left, one_line, root, waits  # noqa: F401 (root is a fixture)
 
 from course_lib import cluster
@@ -112,7 +113,7 @@ def test_frameworks_are_imported_already_and_have_started_nothing():
         threads = open("/proc/self/status").read().split("Threads:")[1].split()[0]
         return sorted(before), keras.backend.backend(), threads, len(tf.config.list_logical_devices("CPU"))
 
-    pytest.importorskip("tensorflow")
+    need("tensorflow")
     # One thread waits for the supervisor's word.
     assert run(counts).result == (["keras", "tensorflow"], "tensorflow", "2", 1)
 

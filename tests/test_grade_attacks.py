@@ -7,7 +7,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -18,15 +17,11 @@ from pathlib import Path
 
 import pytest
 from grade_attacks import ABSTRACT, ATTACKS, FOLDER, LASTING, LEFT, PORT, TEMPORARY, Attack
+from installed import need, needs_sandbox
 from unprivileged import NOBODY, as_nobody, give_to_nobody
 
-pytest.importorskip("tensorflow")
-pytestmark = pytest.mark.slow
-
-if why := "" if shutil.which("bwrap") else "bubblewrap is not installed, see README":
-    if os.environ.get("CI") == "true":
-        pytest.fail(why, pytrace=False)
-    pytest.skip(why, allow_module_level=True)
+need("tensorflow")
+pytestmark = [pytest.mark.slow, needs_sandbox]
 
 LIMITS = ("--jobs", "2", "--cell-seconds", "10", "--memory-gib", "4")
 CANARY = "must stay as it is\n"

@@ -4,7 +4,6 @@ import csv
 import functools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,13 +12,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from installed import need, needs_sandbox
 from unprivileged import as_nobody, give_to_nobody
 
 from course_lib import cli
 from course_lib.errors import CourseError
 from course_lib.staff.grade import sandbox
 
-pytest.importorskip("tensorflow")
+need("tensorflow")
 
 ROOT = Path(__file__).parents[1]
 SOLVED, BLANK = (ROOT / folder / "00_start_here.ipynb" for folder in ("solutions", "exercises"))
@@ -33,11 +33,6 @@ Q2 = """
 def steps_per_epoch(examples, global_batch, drop_remainder):
     return examples // global_batch if drop_remainder else -(-examples // global_batch)
 """
-
-if why := "" if shutil.which("bwrap") else "bubblewrap is not installed, see README":
-    if os.environ.get("CI") == "true":
-        pytest.fail(why, pytrace=False)
-needs_sandbox = pytest.mark.skipif(bool(why), reason=why)
 
 
 def notebook(*sources: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from installed import need
 
 from course_lib import progress
 from course_lib.errors import CourseError
@@ -120,7 +121,7 @@ def test_an_answer_without_return_is_not_called_blank(source):
 
 
 def test_an_answer_without_return_is_told_so_while_tensorflow_traces():
-    tf = pytest.importorskip("tensorflow")
+    tf = need("tensorflow")
     traced = in_notebook("def double(x): y = 2 * x")
     answers = ask(
         lambda names, seed: {"y": tf.function(lambda x: names["double"](x))(tf.constant(1.0)).numpy()},
@@ -520,7 +521,7 @@ def test_terminal_outlives_a_kernel_that_dies(tmp_path, monkeypatch):
 
 def test_a_failed_check_shows_its_line_alone(tmp_path, monkeypatch):
     """In a real kernel: the verdict in three forms, then one line without a traceback."""
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    nbclient, nbformat = need("nbclient"), need("nbformat")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     code = [SET_UP, "def shard_sizes(batch, n):\n    raise NotImplementedError", 'check("q1")']
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in code])

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import recorded_mistakes
+from installed import need
 
 from course_lib.exercises import Question, Target, judges
 from course_lib.exercises.ask import ask
@@ -14,8 +15,8 @@ from course_lib.exercises.judge import LONGEST_DETAIL, judge, same
 from course_lib.exercises.judges import forms
 from course_lib.exercises.probes import state
 
-pytest.importorskip("tensorflow")
-test_exercises = pytest.importorskip("test_exercises")
+need("tensorflow")
+test_exercises = need("test_exercises")
 
 QUICK = {  # questions whose targets NumPy alone can judge
     "00_start_here": ("q1", "q2", "q3", "q4"),

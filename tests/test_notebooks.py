@@ -21,6 +21,7 @@ BADGE = "https://colab.research.google.com/github/"
 MACHINE_PATH = re.compile(r"(?<![\w.~<])/(?:root|home|Users|tmp|private|var|opt|mnt|work)/\w")
 
 NOT_COMPARED = {"image/png", "image/jpeg", "application/vnd.jupyter.widget-view+json"}  # by nbval
+MEASURED = {"<ratio>", "bottleneck: <part>", "<time> later", "mean staleness <number>"}
 SANITIZE = dict(get_sanitize_patterns((ROOT / "tests/sanitize.cfg").read_text()))
 
 
@@ -192,6 +193,27 @@ def test_lesson_00_lists_the_lessons_with_the_readmes_words():
     ]
     assert re.findall(row, table) == re.findall(row, (ROOT / "README.md").read_text())
     assert re.findall(r"\]\((.+?)\)", table) == [f"{name}.ipynb" for name in LESSONS[1:]]
+
+
+def is_ignored(cell) -> bool:
+    """Whether nbval leaves out the cell's outputs, or a measured number in them."""
+    options = dict(find_metadata_tags(cell.metadata)) | dict(find_comment_markers(cell.source))
+    kept = [pattern for pattern, replacement in SANITIZE.items() if replacement in MEASURED]
+    measured = any(re.search(pattern, text) for pattern in kept for output in cell.outputs for text in texts(output))
+    return measured or not options.get("check", True)
+
+
+def proves(cell) -> bool:
+    return bool(re.search(r"^\s*assert\b|\bassert_\w+\(|^check\(", cell.source, re.MULTILINE))
+
+
+@each_notebook
+def test_what_is_not_compared_stands_beside_an_assertion(path):
+    """A number that differs between two right runs: something else about the same work must be proved there."""
+    cells = code_cells(read(path))
+    beside = [cells[max(0, place - 1) : place + 2] for place in range(len(cells))]
+    bare = [cell.source for cell, near in zip(cells, beside) if is_ignored(cell) and not any(map(proves, near))]
+    assert not bare
 
 
 def test_the_sanitizing_is_seen_through():

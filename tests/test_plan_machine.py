@@ -5,11 +5,12 @@ from dataclasses import replace
 import keras
 import numpy as np
 import pytest
+from installed import need
 
 from course_lib import devices, models
 from course_lib.errors import CourseError
 
-tf = pytest.importorskip("tensorflow")
+tf = need("tensorflow")
 
 from course_lib.planner import Layout, measured_machine, replay, trace_tensorflow  # noqa: E402
 from course_lib.planner.bfc_allocator import FIRST_REGION, PAGE, Pool  # noqa: E402

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import nbformat
 import numpy as np
 import pytest
+from installed import need
 from nbval.plugin import get_sanitize_patterns
 
 from course_lib import collectives, pipeline, planner, precision, views
@@ -192,7 +193,7 @@ def test_without_ipywidgets_the_text_and_the_picture_are_there(make, monkeypatch
 
 
 def test_in_a_kernel_the_controls_come_too(monkeypatch):
-    pytest.importorskip("ipywidgets")  # before the kernel is feigned: version 7 would look for its comms when imported
+    need("ipywidgets")  # before the kernel is feigned: version 7 would look for its comms when imported
     in_a_kernel(monkeypatch)
     bundle = views.all_reduce()._repr_mimebundle_()
     assert bundle[controls.WIDGET]["model_id"] and "<table>" in bundle["text/html"]
