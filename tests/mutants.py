@@ -36,6 +36,7 @@ SETTINGS = """
 [tool.mutmut]
 source_paths = ["course_lib"]
 only_mutate = ["course_lib/{room}.py", "course_lib/{room}/*"]
+do_not_mutate_patterns = ["help="]
 also_copy = ["notebooks", "solutions", "exercises", "README.md", "TROUBLESHOOTING.md"]
 pytest_add_cli_args = ["--override-ini=addopts=", "--override-ini=faulthandler_timeout=0", "-p", "no:cacheprovider"]
 pytest_add_cli_args_test_selection = {tests}

@@ -128,6 +128,15 @@ def test_a_local_link_is_refused(tmp_path):
         slurm.write_batch(cluster.Job(places, link=cluster.Link(100)), tmp_path)
 
 
+def test_the_cause_is_the_last_attempts(tmp_path):
+    for attempt, message in enumerate(("the first", "the last")):
+        folder = tmp_path / "reports" / f"attempt {attempt}"
+        folder.mkdir(parents=True)
+        last = {"event": "failed", "task": "worker 0", "error": "ValueError", "message": message, "traceback": ""}
+        (folder / "worker 0.jsonl").write_text(json.dumps(last) + "\n")
+    assert "ValueError: the last" in str(slurm._failure(tmp_path))
+
+
 def test_without_slurm_there_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CourseError, match="no sbatch.*copy the folder"):

@@ -226,6 +226,14 @@ def pipeline(folder, global_batch=128, **options):
     return dataset, said[0]
 
 
+def test_the_first_batch_comes_from_the_whole_data_set():
+    """Its buffer holds all: with half as large a one, the first 50 of 1,000 would be among the first 550."""
+    places = tf.data.Dataset.range(1000).map(lambda place: (tf.zeros((1, 1, 1), tf.uint8), place))
+    dataset = data.input_pipeline(places, 50, shuffle_seed=0, say=lambda line: None)
+    _, first = next(dataset.as_numpy_iterator())
+    assert max(first) >= 900 and min(first) < 100
+
+
 def test_the_pipeline_gives_every_example_once_an_epoch(cache):
     dataset, line = pipeline(cache, drop_remainder=False, shuffle_seed=3)
     first, second = (np.concatenate([labels for _, labels in dataset.as_numpy_iterator()]) for _ in range(2))

@@ -89,6 +89,20 @@ def test_staleness_is_counted(found):
     assert 0 < sum(stale) <= (WORKERS - 1) * STEPS and min(stale) == 0
 
 
+def test_the_count_is_read_before_the_weights():
+    """In the graph, where nothing else orders two variables: else staleness is understated."""
+    with tf.device("CPU:0"):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    step = parameter_server.asynchronous_step(tf.distribute.get_strategy(), model, keras.optimizers.SGD(), LOSS)
+    graph = step.get_concrete_function(tf.TensorSpec((8, 4)), tf.TensorSpec((8,), tf.int32)).graph
+    reads = [one for one in graph.get_operations() if one.type == "ReadVariableOp"]
+    counter = next(one.inputs[0] for one in reads if one.outputs[0].dtype == tf.int64)
+    first = next(one for one in reads if one.inputs[0] is counter)
+    product = next(one for one in graph.get_operations() if one.type == "MatMul")
+    (waited_for,) = product.inputs[1].op.control_inputs
+    assert waited_for.inputs[0].op is first
+
+
 def test_every_update_is_counted(found):
     assert found["counted"] == 10 + STEPS
 

@@ -83,6 +83,8 @@ def test_a_layer_keeps_34_bytes_a_number_and_5_a_score():
     assert kept_bytes(layer, layout) == pytest.approx(s * b * h * (34 + 5 * a * s / h), rel=1e-12)
     assert kept_bytes(layer, replace(layout, recompute="selective")) == s * b * h * 34
     assert kept_bytes(layer, replace(layout, recompute="full")) == s * b * h * 2
+    split = replace(layout, recompute="full", tensor=8, split_norms=True)
+    assert kept_bytes(layer, split) == s * b * h * 2 / 8
     assert kept_bytes(layer, replace(layout, tensor=8)) == pytest.approx(
         s * b * h * (10 + 24 / 8 + 5 * a * s / h / 8), rel=1e-12
     )
@@ -240,6 +242,35 @@ def test_every_kind_costs_what_its_cause_costs():
     assert fed.step.total == pytest.approx(64) and fed.step.input == pytest.approx(64 - base.step.total)
     narrow = planner.predict(chain, cluster, replace(base.layout, precision="float32"), 64)
     assert narrow.step.compute > base.step.compute
+
+
+def test_zero_3_has_two_blocks_gathered_at_once():
+    """The next one's parameters arrive while this one's are in use: twice the larger one's 3,000 bfloat16 numbers."""
+    chain = Chain("two blocks", (Block("large", parameters=3000), Block("small", parameters=1000)))
+    layout = planner.Layout(data=4, precision="bfloat16_master")
+    assert memory(chain, layout, 4, EXACT).temporaries == 0
+    assert memory(chain, replace(layout, zero=3), 4, EXACT).temporaries == 2 * 3000 * 2
+
+
+@pytest.mark.parametrize("verdict", ["fits", "fits, with little to spare", "may not fit", "does not fit"])
+def test_a_verdict_is_where_the_chips_memory_lies_in_the_interval(verdict):
+    chain = Chain("one block", (Block("only", parameters=10**9, flops=1e9),))
+    prediction = planner.predict(chain, planner.Cluster(A100, 1), planner.Layout(), 1)
+    total, (low, high) = prediction.memory.total, prediction.memory_interval
+    assert low < total < high
+    places = {"fits": high, "fits, with little to spare": total, "may not fit": low, "does not fit": 0.99 * low}
+    chip = replace(A100, memory_bytes=places[verdict])
+    assert replace(prediction, cluster=planner.Cluster(chip, 1)).verdict == verdict
+
+
+def test_the_search_ranks_all_that_fits_also_with_little_to_spare():
+    cluster = planner.Cluster(A100, 64)
+    every = planner.search(MODELS["llama2-70b"], cluster, 256)
+    least = min((*every.ranked, *every.refused), key=lambda one: one.memory.total)
+    tight = replace(A100, memory_bytes=1.001 * least.memory.total)
+    assert not replace(least, cluster=planner.Cluster(tight, 64)).surely_fits
+    found = planner.search(MODELS["llama2-70b"], planner.Cluster(tight, 64), 256)
+    assert least.layout in [one.layout for one in found.ranked]
 
 
 def test_the_search_ranks_what_fits_and_says_why():
@@ -452,3 +483,24 @@ def test_on_a_tpu_the_course_transformer_is_counted_as_the_compiler_does():
     other = planner.Layout(data=4, pipeline=2, micro_batch=8)  # which compile_step has not
     counted = memory(model.chain(), other, 64, planner.fitted())
     assert planner.predict(model, tpu, other, 64).memory == replace(counted, framework=tpu_memory.RESERVED_BYTES)
+
+
+def test_a_compiled_step_holds_adams_two_moments_for_each_parameter():
+    layout = planner.Layout(data=4, micro_batch=2, precision="mixed_bfloat16")
+    model = planner.Transformer(2, 64, 4, 500, 32, tied=False, flash=False)
+    assert tpu_memory.compilable(model, layout) and not tpu_memory.compilable(Chain("own", ()), layout)
+    kinds = tpu_memory.compiled_memory(model, layout, 8).kinds
+    assert kinds["optimizer"] == 2 * kinds["weights"] > 0
+
+
+def test_a_gpus_links_lie_in_their_order():
+    """Bytes a second: its memory, its node's links, and the network, which is no slower than 25 gigabit/s."""
+    for chip in planner.CHIPS.values():
+        if chip.family != planner.rented_chips.TPU:
+            assert chip.read_per_second > chip.within >= chip.between >= 25e9 / 8, chip.name
+
+
+@pytest.mark.parametrize("degrees, wanted", [(("--data", "4", "--tensor", "2"), 16), (("--pipeline", "8"), 1)])
+def test_a_micro_batch_is_a_replicas_share_or_one_example_in_a_pipeline(capsys, degrees, wanted):
+    main(["plan", "llama2-7b", "--chip", "h100-80gb", "--chips", "8", "--batch", "64", *degrees, "--json"])
+    assert json.loads(capsys.readouterr().out)["layout"]["micro_batch"] == wanted

@@ -48,6 +48,7 @@ def test_tf32_is_float32_with_the_mantissa_of_float16():
     assert (tf32.exponent_bits, tf32.smallest_normal) == (float32.exponent_bits, float32.smallest_normal)
     assert (tf32.mantissa_bits, tf32.epsilon) == (float16.mantissa_bits, float16.epsilon)
     assert tf32.largest == (2 - 2.0**-10) * 2.0**127
+    assert tf32.smallest_subnormal == 2.0**-126 * 2.0**-10  # float32's exponent, ten bits below its smallest normal
 
 
 @pytest.mark.parametrize("name", OWN_DTYPE)
