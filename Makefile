@@ -10,6 +10,8 @@ help:
 	@echo
 	@echo 'For maintainers:'
 	@echo 'make check      what make test begins with, and the quick unit tests: a minute, as you work'
+	@echo 'make mutants    change the library a little, often, and count what its tests do not notice: hours;'
+	@echo '                ROOMS="compare tpu" for some rooms'
 	@echo 'make exercises  write exercises/ from solutions/'
 	@echo 'make notebooks  execute lessons and solutions and store their outputs'
 	@echo 'make lock       requirements.lock from pyproject.toml; UPGRADE=--upgrade for newer versions'
@@ -32,6 +34,10 @@ test: lint
 lint: setup
 	$(BIN)/ruff check --quiet
 	$(BIN)/ruff format --check --quiet
+
+mutants: setup
+	$(BIN)/uv pip install --quiet --editable '.[mutation]'
+	$(BIN)/python tests/mutants.py $(ROOMS)
 
 # No cell is executed: pages show the stored outputs.
 book: setup
@@ -74,4 +80,4 @@ lock-colab: setup
 	  pyproject.toml $(COLAB_TPU_EXTRAS:%=--extra %) --output-file requirements-colab-tpu.lock
 	FREEZE_TPU='$(abspath $(FREEZE_TPU))' $(BIN)/python -m pytest -s tests/test_colab.py -k whole_list
 
-.PHONY: help lab test check lint book exercises notebooks setup clean lock lock-colab
+.PHONY: help lab test check lint mutants book exercises notebooks setup clean lock lock-colab

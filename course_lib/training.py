@@ -217,7 +217,13 @@ class AgreeingLossScale(keras.optimizers.LossScaleOptimizer):
 
     Keras 3 asks one replica, before the gradients are summed (keras pull 18691).
     An overflow on another one then poisons the weights, or the workers diverge and hang.
+    It takes an optimizer without a loss scale: two would divide the gradients twice.
     """
+
+    def __init__(self, inner_optimizer, *args, **kwargs):
+        if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer):
+            raise CourseError("AgreeingLossScale is around another loss scale: give it that one's inner_optimizer.")
+        super().__init__(inner_optimizer, *args, **kwargs)
 
     def check_finite(self, grads):
         bad = tf.cast(tf.logical_not(super().check_finite(grads)), tf.float32)

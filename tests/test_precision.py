@@ -43,6 +43,11 @@ def test_a_formats_figures_are_those_of_its_dtype(name):
     assert one.largest == float(ml_dtypes.finfo(dtype).max)
 
 
+def test_a_number_is_float32_before_it_is_rounded():
+    """As in a tensor: 1 + 2**-11 lies between two numbers of float16, and what float32 drops does not decide."""
+    assert precision.find("float16").round(1 + 2.0**-11 + 2.0**-40) == 1.0
+
+
 def test_tf32_is_float32_with_the_mantissa_of_float16():
     tf32, float32, float16 = (precision.find(name) for name in ("tf32", "float32", "float16"))
     assert (tf32.exponent_bits, tf32.smallest_normal) == (float32.exponent_bits, float32.smallest_normal)

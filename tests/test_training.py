@@ -180,6 +180,11 @@ def test_what_is_made_outside_the_scope_is_refused_by_its_name(strategy, outside
         training.replicated_step(strategy, model, optimizer, per_example_loss, [metric])
 
 
+def test_a_loss_scale_around_another_is_refused():
+    with pytest.raises(CourseError, match="AgreeingLossScale is around another loss scale"):
+        training.AgreeingLossScale(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
+
+
 class OwnStep(keras.Model):
     def train_step(self, data):
         return super().train_step(data)

@@ -362,13 +362,11 @@ def test_every_reference_moved():
 
 if __name__ == "__main__":
     devices.simulate(4)
-    table: dict[str, dict[str, str]] = {helper: {} for helper in HELPERS}
     wanted = sys.argv[1:]
-    WANTED[:] = ZOO
-    if STORED.exists() and wanted:
-        table = json.loads(STORED.read_text())
-    for helper, name in PAIRS:
-        if not wanted or name in wanted or helper in wanted:
-            table.setdefault(helper, {})[name] = verdict(helper, name)
-            print(f"{helper:24} {name:36} {table[helper][name][:110]}", flush=True)
+    table = json.loads(STORED.read_text()) if wanted else {}
+    pairs = [pair for pair in PAIRS if not wanted or set(wanted) & set(pair)]
+    WANTED[:] = [name for name in ZOO if any(name == asked for _, asked in pairs)]
+    for helper, name in pairs:
+        table.setdefault(helper, {})[name] = verdict(helper, name)
+        print(f"{helper:24} {name:36} {table[helper][name][:110]}", flush=True)
     STORED.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n")

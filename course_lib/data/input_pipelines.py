@@ -108,12 +108,6 @@ def _pipeline_line(examples, global_batch, shuffle_seed, cache, drop_remainder, 
     order = f"reshuffled each epoch (seed {shuffle_seed})" if shuffle_seed is not None else "in order"
     share = f" ({global_batch / replicas:g} on each of {replicas} replicas)" if replicas > 1 else ""
     dropped = examples % global_batch if drop_remainder and examples > 0 else 0
-    parts = [
-        f"input: {size}",
-        "cached" if cache else "",
-        order,
-        f"batches of {global_batch:,}{share}",
-        f"the last {dropped} dropped" if dropped else "",
-        "scaled to [0, 1], prefetched",
-    ]
+    parts = [f"input: {size}", "cached" if cache else "", order, f"batches of {global_batch:,}{share}"]
+    parts += [f"the last {dropped} dropped" if dropped else "", "scaled to [0, 1], prefetched"]
     return ", ".join(filter(None, parts))
