@@ -83,14 +83,8 @@ class Machine:
 
 def machine() -> Machine:
     """Describe this machine; starts no framework, so it is safe before `simulate`."""
-    return Machine(
-        cores=_usable_cores(),
-        memory_bytes=_memory_bytes(),
-        gpus=_gpu_names(),
-        tpu=_tpu_name(),
-        python=platform.python_version(),
-        versions={name: _version(name) for name in PACKAGES},
-    )
+    python, versions = platform.python_version(), {name: _version(name) for name in PACKAGES}
+    return Machine(_usable_cores(), _memory_bytes(), _gpu_names(), _tpu_name(), python, versions)
 
 
 def simulate(count: int, framework: str = "tensorflow", accelerators: bool = True) -> Devices:

@@ -110,15 +110,8 @@ def _shorten(values: np.ndarray, unused_bits: int) -> np.ndarray:
     return np.where(np.isfinite(values), rounded.astype("uint32").view("float32"), values)
 
 
-_FLOAT32 = _read("float32")
-FORMATS = {
-    one.name: one
-    for one in (
-        _FLOAT32,
-        _with_mantissa(_FLOAT32, "tf32", TF32_MANTISSA_BITS),
-        *map(_read, ("bfloat16", "float16", "float8_e5m2", "float8_e4m3fn")),
-    )
-}
+_WIDE, *_SHORT = map(_read, ("float32", "bfloat16", "float16", "float8_e5m2", "float8_e4m3fn"))
+FORMATS = {one.name: one for one in (_WIDE, _with_mantissa(_WIDE, "tf32", TF32_MANTISSA_BITS), *_SHORT)}
 
 
 def find(name: str) -> Format:

@@ -229,14 +229,16 @@ class AgreeingLossScale(keras.optimizers.LossScaleOptimizer):
         bad = tf.cast(tf.logical_not(super().check_finite(grads)), tf.float32)
         return tf.equal(sum_over_replicas(bad), 0.0)
 
+    def exclude_from_weight_decay(self, var_list=None, var_names=None):  # Keras' own has no effect on the inner one
+        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+
 
 class ResumePoint:
     """Checkpoints of a model and its optimizer in a folder that all workers see, each whole or absent.
 
-    Every worker takes part in a save, because reading a variable that workers
-    hold in parts is a collective. The chief's files count. TensorFlow writes a
-    new checkpoint beside the old one and then renames one small file, so that a
-    worker killed at any moment leaves the old one or the new one.
+    Every worker takes part in a save, because reading a variable that workers hold in parts is a collective.
+    The chief's files count. TensorFlow writes a new checkpoint beside the old one and then renames one small
+    file, so that a worker killed at any moment leaves the old one or the new one.
 
     Raises  CourseError when the optimizer is not built; from `restore`, on all workers, when they find other
             steps; from `save`, when a parameter server does not see the folder

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,7 +67,7 @@ class Fit:
 
     def compiled(self, member: Member, strategy, seed: int = 0):
         with strategy.scope():
-            optimizer = self.wrap(member.optimizer())
+            optimizer = member.new_optimizer(self.wrap)
             keras.utils.set_random_seed(seed)
             model = member.make(new_class(*self.mixins))
             model.compile(optimizer, **member.settings(), **self.settings)
@@ -135,7 +136,7 @@ def by_loop(count):
         strategy = replicas(count)
         with strategy.scope():
             keras.utils.set_random_seed(0)
-            model, optimizer = member.make(new_class()), member.optimizer()
+            model, optimizer = member.make(new_class()), member.new_optimizer()
         loss = per_row_loss(member)
         losses = []
         if count == 1:
@@ -156,16 +157,27 @@ def by_loop(count):
 
 
 def resumed(member):
-    """An epoch, a checkpoint, and the next epoch by a model that began elsewhere."""
+    """A checkpoint at the end of the first epoch, where the run ends; then another model, begun elsewhere, goes on."""
     helper, strategy, losses = WITH_FIT["ExactPartialBatches, 2"], replicas(2), []
+
+    class Ends(Exception):
+        pass
+
+    def save_and_end(epoch, logs):
+        losses.append(logs["loss"])
+        point.save()
+        if epoch == 0:
+            raise Ends
+
     with tempfile.TemporaryDirectory() as folder:
-        for seed in range(EPOCHS):
-            model = helper.compiled(member, strategy, seed)
+        for epoch in range(EPOCHS):
+            model = helper.compiled(member, strategy, seed=epoch)
             point = training.ResumePoint(Path(folder), model, model.optimizer)
             point.restore()
-            rows = helper.batches(member, strategy)
-            losses += model.fit(rows, shuffle=False, verbose=0, **member.fit).history["loss"]
-            point.save()
+            rows, callback = helper.batches(member, strategy), keras.callbacks.LambdaCallback(on_epoch_end=save_and_end)
+            settings = {"initial_epoch": epoch, "epochs": EPOCHS, "callbacks": [callback], **member.fit}
+            with suppress(Ends):
+                model.fit(rows, shuffle=False, verbose=0, **settings)
     return weights_of("resumed", model, losses)
 
 
@@ -182,7 +194,7 @@ def in_two_stages(member):
     def train(place):
         try:
             with Links(place, addresses) as links:
-                stage = Stage(links, parts[place], member.optimizer(), loss)
+                stage = Stage(links, parts[place], member.new_optimizer(), loss)
                 for _ in range(EPOCHS):
                     rows = batches(member).take(ROWS // BATCH)
                     means.append([stage.step(pipeline.gpipe(2, 2), x, y) for x, y in rows])
@@ -216,7 +228,7 @@ def on_a_parameter_server(task, members):
         member, losses = ZOO[name], []
         with strategy.scope():
             keras.utils.set_random_seed(0)
-            model, optimizer = member.make(new_class()), member.optimizer()
+            model, optimizer = member.make(new_class()), member.new_optimizer()
         step = parameter_server.asynchronous_step(strategy, model, optimizer, per_row_loss(member))
         for _ in range(EPOCHS):
             updates = parameter_server.run_steps(coordinator, step, batches(member), one_at_a_time=True)

@@ -33,6 +33,7 @@ class Member:
     optimizer () -> an optimizer
     fit       further arguments of fit()
     relative  the tolerance of its weights and losses, as compare takes it
+    prepare   what is done to the optimizer, wrapped or not, before it is built
     long      it takes a minute or more to trace: in the table alone, not in CI
     """
 
@@ -41,8 +42,14 @@ class Member:
     settings: Callable[[], dict]
     optimizer: Callable = lambda: keras.optimizers.SGD(0.1, momentum=0.9)
     fit: dict = field(default_factory=dict)
+    prepare: Callable = lambda optimizer: None
     long: bool = False
     relative: float = 2e-5
+
+    def new_optimizer(self, wrap=lambda optimizer: optimizer):
+        optimizer = wrap(self.optimizer())
+        self.prepare(optimizer)
+        return optimizer
 
 
 DRAW = np.random.default_rng(0)
@@ -326,6 +333,13 @@ ZOO = {
         optimizer=lambda: keras.optimizers.AdamW(
             keras.optimizers.schedules.ExponentialDecay(0.02, 2, 0.7), weight_decay=0.1, use_ema=True, ema_momentum=0.5
         ),
+    ),
+    "variables that do not decay": Member(
+        PLAIN,
+        (X, Y, None),
+        classify(),
+        optimizer=lambda: keras.optimizers.SGD(0.1, weight_decay=0.5),
+        prepare=lambda optimizer: optimizer.exclude_from_weight_decay(var_names=["bias"]),
     ),
     "a loss scale": Member(
         PLAIN,

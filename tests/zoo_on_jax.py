@@ -18,7 +18,7 @@ from course_lib import accumulate, sharding  # noqa: E402
 
 def fit(member, *mixins, wrap=lambda optimizer: optimizer, size=BATCH):
     keras.utils.set_random_seed(0)
-    model, optimizer = member.make(new_class(*mixins)), wrap(member.optimizer())
+    model, optimizer = member.make(new_class(*mixins)), member.new_optimizer(wrap)
     model.compile(optimizer, **member.settings())
     history = model.fit(batches(member, size), epochs=EPOCHS, shuffle=False, verbose=0, **member.fit).history
     return weights_of("fit", model, history["loss"]), model

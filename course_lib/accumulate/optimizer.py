@@ -139,11 +139,16 @@ class Accumulating(keras.optimizers.Optimizer):
 
     def set_weights(self, weights):
         """Take the values of all variables, the inner optimizer's too, in the order of `variables`."""
+        if not self.built:
+            return super().set_weights(weights)  # refuses, as for all
         for variable, value in zip(self.variables, weights, strict=True):
             variable.assign(value)
 
     def scale_loss(self, loss):
         return self.inner_optimizer.scale_loss(loss)
+
+    def exclude_from_weight_decay(self, var_list=None, var_names=None):
+        _innermost(self).exclude_from_weight_decay(var_list, var_names)
 
     def finalize_variable_values(self, var_list):
         self.inner_optimizer.finalize_variable_values(var_list)
