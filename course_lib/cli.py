@@ -102,6 +102,15 @@ def update(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def program(arguments: argparse.Namespace) -> int:
+    """Print a plain program to take away; without a name, say which there are."""
+    from course_lib import programs
+
+    listed = "\n".join(f"{name:<18} {programs.headline(name)}" for name in programs.NAMES)
+    print(programs.text(arguments.name) if arguments.name else listed, end="" if arguments.name else "\n")
+    return 0
+
+
 def _say(answer, as_json: bool) -> None:
     print(json.dumps(answer.as_dict(), indent=2) if as_json else answer)
 
@@ -169,12 +178,17 @@ def _add_progress(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
 
 
+def _add_program(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", help="such as multi-worker-loop; write it to a file with > train.py")
+
+
 # Per subcommand: what runs it, what gives its parser the arguments, and a call that parses.
 COMMANDS = {
     "doctor": (doctor, _add_json, "course doctor --json"),
     "lab": (lab, _add_lab, "course lab --port 8890 --no-browser"),
     "check": (check, _add_check, "course check 02_data_parallelism"),
     "progress": (progress, _add_progress, "course progress --json"),
+    "program": (program, _add_program, "course program multi-worker-loop"),
     "update": (update, lambda parser: None, "course update"),
 }
 LEARNERS = {
@@ -183,6 +197,7 @@ LEARNERS = {
     "check": "run an exercise in a fresh kernel and show its verdicts",
     "progress": "show the points earned so far, what is open, and the next step",
     "update": "bring this clone to the newest version, and keep what you wrote",
+    "program": "print a plain program for your own machines, one per way of scaling",
     "plan": "predict memory and time of a training step on chips that need not be here",
     "compile": "compile a model's train step for a TPU slice that is not there",
     "cluster": "run a distributed job here, or write it for Slurm or Kubernetes",

@@ -6,6 +6,28 @@ DATA = ("tensorflow-datasets", "scikit-learn", "matplotlib")
 
 
 @dataclass(frozen=True)
+class SecondPart:
+    """A lesson's optional second notebook, which no other lesson and no exercise needs; fields as a lesson's."""
+
+    name: str
+    title: str
+    question: str
+    devices: int
+    minutes: float
+    hardware: str = ""
+
+    @property
+    def number(self) -> str:
+        """Two digits and "b", as in the file's name."""
+        return self.name[:3]
+
+    @property
+    def runtime(self) -> str:
+        """Colab's runtime for it."""
+        return "CPU"
+
+
+@dataclass(frozen=True)
 class Lesson:
     """One lesson, and the exercise that goes with it.
 
@@ -17,6 +39,7 @@ class Lesson:
     framework  Keras' backend in it: "tensorflow" or "jax"
     hardware   what it can use beside the CPU, or ""
     packages   distributions that it needs beside the framework, as the package index names them
+    second     its optional second notebook, or None
     """
 
     name: str
@@ -27,6 +50,7 @@ class Lesson:
     framework: str = "tensorflow"
     hardware: str = ""
     packages: tuple[str, ...] = DATA
+    second: SecondPart | None = None
 
     @property
     def number(self) -> str:
@@ -152,6 +176,7 @@ _ALL = (
     ),
 )
 LESSONS = {lesson.name: lesson for lesson in _ALL}  # in the order in which they are taught
+NOTEBOOKS = {part.name: part for lesson in _ALL for part in (lesson, lesson.second) if part}
 
 
 def in_colab(devices: int, framework: str = "tensorflow", accelerators: bool = True) -> str:

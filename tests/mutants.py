@@ -32,7 +32,7 @@ ROOMS = {
     "planner": ("plan", "plan_network"),
     "profiler": ("measure",),
     "sharding": ("sharding",),
-    "step_rules": ("training", "accumulate", "pipeline", "zoo"),
+    "step_rules": ("step_rules", "training"),
     "views": ("views",),
 }
 ELSEWHERE = {"layout_maps", "sharding"}  # nearly all their tests run in one process beside pytest's

@@ -24,6 +24,7 @@ COMMANDS = (
     "lab",
     "check",
     "progress",
+    "program",
     "new-exercises",
     "run-notebooks",
     "badges",

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import HAS_TENSORFLOW
+from installed import needs_links
 
 from course_lib import cluster
 from course_lib.cluster import communication, limited_links
@@ -19,19 +20,6 @@ from course_lib.errors import CourseError
 
 LINK = cluster.Link(100)
 BUFFER_BYTES = 3 * 400_000
-
-
-def missing() -> str:
-    try:
-        limited_links.require(LINK)
-    except CourseError as error:
-        return str(error)
-    return ""
-
-
-REASON = missing()
-# In CI it must run: there, what is missing is a failure.
-needs_links = pytest.mark.skipif(bool(REASON) and os.environ.get("CI") != "true", reason=REASON or "links work here")
 
 
 def job(program, **arguments) -> cluster.Job:

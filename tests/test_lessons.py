@@ -7,9 +7,11 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from course_lib.lessons import LESSONS, in_colab
+from course_lib.lessons import LESSONS, NOTEBOOKS, in_colab
 
 ROOT = Path(__file__).parents[1]
+LONGER: dict[str, int] = {}  # lessons of more than 60 cells, and why
+each_notebook = pytest.mark.parametrize("lesson", NOTEBOOKS.values(), ids=NOTEBOOKS)
 each_lesson = pytest.mark.parametrize("lesson", LESSONS.values(), ids=LESSONS)
 
 
@@ -22,19 +24,24 @@ def rows(page: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
 
 
-@pytest.mark.parametrize("folder", ["notebooks", "solutions", "exercises"])
-def test_each_lesson_has_its_files_and_no_file_is_left_over(folder):
-    assert {path.stem for path in (ROOT / folder).glob("[0-9][0-9]_*.ipynb")} == set(LESSONS)
+@pytest.mark.parametrize("folder, names", [("notebooks", NOTEBOOKS), ("solutions", LESSONS), ("exercises", LESSONS)])
+def test_each_lesson_has_its_files_and_no_file_is_left_over(folder, names):
+    assert {path.stem for path in (ROOT / folder).glob("[0-9][0-9]*.ipynb")} == set(names)
 
 
-@each_lesson
+@each_notebook
 def test_a_notebook_begins_with_its_title_and_question(lesson):
     head = cells(lesson.name)[0]
     assert head.startswith(f"# {lesson.number} · {lesson.title}\n")
     assert f"\n**{lesson.question}**\n" in head
 
 
-@each_lesson
+@each_notebook
+def test_a_lesson_is_one_sitting_long(lesson):
+    assert len(cells(lesson.name)) <= LONGER.get(lesson.number, 60)
+
+
+@each_notebook
 def test_a_notebook_names_its_time_and_the_hardware_that_it_can_use(lesson):
     (runs,) = re.findall(r"(?m)^- \*Runs:\* (.*)", cells(lesson.name)[0])
     time = runs.partition(" on two CPU cores")[0]
@@ -44,8 +51,12 @@ def test_a_notebook_names_its_time_and_the_hardware_that_it_can_use(lesson):
     assert lesson.hardware.lower() in runs.lower()
 
 
-@pytest.mark.parametrize("folder", ["notebooks", "solutions", "exercises"])
-@each_lesson
+@pytest.mark.parametrize(
+    "folder, lesson",
+    [("notebooks", part) for part in NOTEBOOKS.values()]
+    + [(folder, lesson) for folder in ("solutions", "exercises") for lesson in LESSONS.values()],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_a_notebook_says_which_runtime_to_choose_in_colab(folder, lesson):
     """And what one GPU or the TPU's one chip changes, by what its set-up cell asks of devices.simulate."""
     head, *others = cells(lesson.name, folder)
@@ -70,14 +81,14 @@ def test_readme_lists_every_lesson_with_its_question():
     listed = [row[:2] for row in rows(text) if "](notebooks/" in row[0]]
     assert listed == [
         [f"[{lesson.number} {lesson.title}](notebooks/{lesson.name}.ipynb)", lesson.question]
-        for lesson in LESSONS.values()
+        for lesson in NOTEBOOKS.values()
     ]
 
 
 def test_lesson_00_lists_every_lesson_with_its_question():
     (table,) = [cell for cell in cells("00_start_here") if "](02_data_parallelism.ipynb) |" in cell]
     listed = [[re.sub(r"\[(.*)\]\(.*\)", r"\1", name), question] for name, question in rows(table)[2:]]
-    assert listed == [[f"{lesson.number} {lesson.title}", lesson.question] for lesson in LESSONS.values()]
+    assert listed == [[f"{lesson.number} {lesson.title}", lesson.question] for lesson in NOTEBOOKS.values()]
 
 
 @each_lesson

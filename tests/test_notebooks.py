@@ -9,6 +9,7 @@ import nbformat
 import pytest
 from nbval.plugin import find_comment_markers, find_metadata_tags, get_sanitize_patterns
 
+from course_lib.lessons import LESSONS, NOTEBOOKS
 from course_lib.staff import fork_badges, set_up_cell, store_outputs
 
 ROOT = Path(__file__).parents[1]
@@ -165,7 +166,7 @@ def test_every_link_leads_somewhere(path):
                 assert (path.parent / link).exists(), link
 
 
-LESSONS = sorted(path.stem for path in ROOT.glob("notebooks/*.ipynb"))
+PATH = [*LESSONS]  # without the second notebooks
 
 
 def last_links(path: Path) -> list[str]:
@@ -175,24 +176,26 @@ def last_links(path: Path) -> list[str]:
     return [links for links in found if links][-1]
 
 
-@pytest.mark.parametrize("number", range(len(LESSONS)), ids=LESSONS)
+@pytest.mark.parametrize("number", range(len(PATH)), ids=PATH)
 def test_a_lesson_leads_to_its_exercise_and_its_neighbours_and_the_exercise_back_and_on(number):
-    name, before, after = LESSONS[number], LESSONS[:number][-1:], LESSONS[number + 1 :][:1]
+    name, before, after = PATH[number], PATH[:number][-1:], PATH[number + 1 :][:1]
+    second = [LESSONS[name].second.name] if LESSONS[name].second else []
     links = last_links(ROOT / "notebooks" / f"{name}.ipynb")
-    assert links == [f"../exercises/{name}.ipynb", *(f"{other}.ipynb" for other in (*before, *after))]
-    on = after or LESSONS[:1]  # the last exercise leads to the start
+    assert links == [f"../exercises/{name}.ipynb", *(f"{other}.ipynb" for other in (*before, *second, *after))]
+    for more in second:
+        links = last_links(ROOT / "notebooks" / f"{more}.ipynb")
+        assert links == [f"../exercises/{name}.ipynb", f"{name}.ipynb", *(f"{other}.ipynb" for other in after)]
+    on = after or PATH[:1]  # the last exercise leads to the start
     assert last_links(ROOT / "exercises" / f"{name}.ipynb") == [f"../notebooks/{other}.ipynb" for other in (name, *on)]
 
 
 def test_lesson_00_lists_the_lessons_with_the_readmes_words():
-    row = r"(?m)^\| \[?(\d\d [^|\]]+?)(?:\]\([^|]*\))? \| ([^|]+) \|"
+    row = r"(?m)^\| \[?(\d\db? [^|\]]+?)(?:\]\([^|]*\))? \| ([^|]+) \|"
     (table,) = [
-        cell.source
-        for cell in read(ROOT / "notebooks" / f"{LESSONS[0]}.ipynb").cells
-        if "## The lessons" in cell.source
+        cell.source for cell in read(ROOT / "notebooks" / f"{PATH[0]}.ipynb").cells if "## The lessons" in cell.source
     ]
     assert re.findall(row, table) == re.findall(row, (ROOT / "README.md").read_text())
-    assert re.findall(r"\]\((.+?)\)", table) == [f"{name}.ipynb" for name in LESSONS[1:]]
+    assert re.findall(r"\]\((.+?)\)", table) == [f"{name}.ipynb" for name in [*NOTEBOOKS][1:]]
 
 
 def is_ignored(cell) -> bool:

@@ -336,16 +336,30 @@ def is_long(helper: str, name: str) -> bool:
     return (name in ZOO and ZOO[name].long) or helper in ("replicated_step, 4", "ExactPartialBatches, 4")
 
 
+TRIED = [pair for pair in PAIRS if not is_long(*pair)]
+TOGETHER = [(WORKERS,), (SERVER,), (GROUPS, SHARDED)]  # one process, or one job, tries all members
+
+
 @pytest.mark.parametrize(
     "helper, name",
     [
         pytest.param(*pair, marks=() if pair[1] in QUICK and pair[0].endswith(("step", " 2")) else pytest.mark.slow)
-        for pair in PAIRS
-        if not is_long(*pair)
+        for pair in TRIED
+        if pair[0] not in sum(TOGETHER, ())
     ],
 )
 def test_a_helper_equals_fit_on_one_device_or_refuses(helper, name):
     assert verdict(helper, name) == json.loads(STORED.read_text())[helper][name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("helpers", TOGETHER, ids=" and ".join)
+def test_helpers_in_a_job_of_their_own_equal_fit_or_refuse(helpers):
+    """In one test, so that two workers of pytest do not both run the job."""
+    stored = json.loads(STORED.read_text())
+    for helper in helpers:
+        names = [name for one, name in TRIED if one == helper]
+        assert {name: verdict(helper, name) for name in names} == {name: stored[helper][name] for name in names}
 
 
 def is_taught(helper: str, name: str) -> bool:

@@ -48,7 +48,7 @@ def stage(checkout: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
     rows, taught = [], lessons_of_modules(checkout)
     for name in sorted(taught):
-        links = ", ".join(f":doc:`{lesson[:2]} </notebooks/{lesson}>`" for lesson in sorted(taught[name]))
+        links = ", ".join(f":doc:`{lesson.partition('_')[0]} </notebooks/{lesson}>`" for lesson in sorted(taught[name]))
         noun = "lesson" if len(taught[name]) == 1 else "lessons"
         source = _file(checkout, name).read_text()
         options = "   :imported-members:" if "__all__" in source else ""  # a package shows what it names there

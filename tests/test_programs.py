@@ -1,0 +1,330 @@
+"""The programs to take away, each run from an empty folder without the course, against Keras' own fit on one device."""
+
+import ast
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from installed import need, needs_links
+
+from course_lib import programs
+from course_lib.cluster.job import Link
+from course_lib.cluster.limited_links import NetworkLab
+
+sklearn_datasets = need("sklearn.datasets")
+each_program = pytest.mark.parametrize("name", programs.NAMES)
+ROWS = 8 * 64
+# Blocks the course, and runs the file that stands in the folder.
+PLAIN = "import runpy, sys; sys.modules['course_lib'] = None; runpy.run_path('train.py', run_name='__main__')"
+# The same rows and first weights, with whatever Keras' fit does on one device. Arguments: kind, output, epochs, policy.
+REFERENCE = """
+import os, sys
+import keras, numpy as np
+kind, out, epochs, policy = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+with np.load("data.npz") as data:
+    x, y = data["x"], data["y"]
+keras.config.set_dtype_policy(policy)
+keras.utils.set_random_seed(0)
+layers = [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(64, "relu")]
+if kind == "cut":
+    layers.append(keras.layers.Dense(16))
+model = keras.Sequential([*layers, keras.layers.Dense(10, dtype="float32")])
+model.compile(keras.optimizers.Adam(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+for epoch in range(epochs):
+    order = np.random.default_rng([0, epoch]).permutation(len(x))
+    model.fit(x[order], y[order], batch_size=len(x) if kind == "whole" else 64, shuffle=False, verbose=0)
+model.save(out)
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    x, y = sklearn_datasets.load_digits(return_X_y=True)
+    path = tmp_path_factory.mktemp("data") / "data.npz"
+    np.savez(path, x=(x / 16).astype("float32").reshape(-1, 8, 8, 1)[:ROWS], y=y[:ROWS])
+    return path
+
+
+class Place:
+    """An empty folder with the data and one program in it, and the processes that were started there."""
+
+    def __init__(self, folder: Path, data: Path, name: str):
+        self.folder, self.processes = folder, []
+        folder.mkdir(exist_ok=True)
+        (folder / "data.npz").write_bytes(data.read_bytes())
+        (folder / "train.py").write_text(programs.text(name), encoding="utf-8")
+
+    def start(self, *arguments: object, prefix=(), **environment: str) -> subprocess.Popen:
+        words = [*prefix, sys.executable, "-c", PLAIN, "--data", "data.npz", "--folder", "run", *map(str, arguments)]
+        kept = {key: value for key, value in os.environ.items() if key not in ("TF_CONFIG", "KERAS_BACKEND")}
+        log = open(self.folder / f"log-{len(self.processes)}", "w")
+        process = subprocess.Popen(words, cwd=self.folder, env=kept | environment, stdout=log, stderr=log)
+        self.processes.append(process)
+        return process
+
+    def said(self, number: int) -> str:
+        return (self.folder / f"log-{number}").read_text()
+
+    def wait(self) -> None:
+        for number, process in enumerate(self.processes):
+            assert process.wait(timeout=240) == 0, self.said(number)
+
+    def end(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture
+def place(tmp_path, data):
+    places = []
+
+    def make(name: str, folder: str = "") -> Place:
+        places.append(Place(tmp_path / (folder or name), data, name))
+        return places[-1]
+
+    yield make
+    for one in places:
+        one.end()
+
+
+def free_ports(number: int) -> list[int]:
+    with ExitStack() as opened:
+        sockets = [opened.enter_context(socket.create_server(("localhost", 0))) for _ in range(number)]
+        return [one.getsockname()[1] for one in sockets]
+
+
+def tf_config(addresses: dict[str, list[str]], kind: str, index: int) -> dict[str, str]:
+    return {"TF_CONFIG": json.dumps({"cluster": addresses, "task": {"type": kind, "index": index}})}
+
+
+def two_workers(place: Place, *arguments: object, prefixes=((), ()), hosts=("localhost",) * 2) -> None:
+    addresses = {"worker": [f"{host}:{port}" for host, port in zip(hosts, free_ports(2))]}
+    for index in range(2):
+        place.start(*arguments, prefix=prefixes[index], **tf_config(addresses, "worker", index))
+
+
+def served(place: Place, *arguments: object, workers: int = 1, prefixes=((), ()), hosts=("localhost",) * 2) -> None:
+    """The chief with a worker on one host, the server with the other workers on the other; the chief first in order."""
+    ports = [*map(str, free_ports(2 + workers))]
+    addresses = {"chief": [f"{hosts[0]}:{ports[0]}"], "ps": [f"{hosts[1]}:{ports[1]}"]}
+    addresses["worker"] = [f"{hosts[index % 2]}:{port}" for index, port in enumerate(ports[2:])]
+    for kind, index, host in [("chief", 0, 0), ("ps", 0, 1), *(("worker", at, at % 2) for at in range(workers))]:
+        place.start(*arguments, prefix=prefixes[host], **tf_config(addresses, kind, index))
+    chief, *others = place.processes
+    assert chief.wait(timeout=240) == 0, place.said(0)
+    assert all(other.poll() is None for other in others), [place.said(number) for number in range(1, 2 + workers)]
+
+
+def weights(files: list[Path], backend: str = "tensorflow") -> list[np.ndarray]:
+    code = """
+import sys, keras, numpy as np
+models = [keras.saving.load_model(file) for file in sys.argv[2:]]
+np.savez(sys.argv[1], *[array for model in models for array in model.get_weights()])
+"""
+    out = files[0].with_suffix(".npz")
+    environment = {**os.environ, "KERAS_BACKEND": backend}
+    subprocess.run([sys.executable, "-c", code, out, *files], env=environment, check=True, capture_output=True)
+    with np.load(out) as arrays:
+        return [*arrays.values()]
+
+
+def assert_equals_fit(place: Place, kind: str, epochs: int = 2, policy: str = "float32", relative: float = 1e-5):
+    """float32 sums in another order; half precision rounds to 8 or 11 bits, on both sides."""
+    backend = "jax" if kind in ("jax", "cut") else "tensorflow"
+    reference = place.folder / "reference.keras"
+    command = [sys.executable, "-c", REFERENCE, kind, reference.name, str(epochs), policy]
+    environment = {**os.environ, "KERAS_BACKEND": backend}
+    subprocess.run(command, cwd=place.folder, env=environment, check=True, capture_output=True)
+    found = weights(sorted((place.folder / "run").glob("*.keras")), backend)
+    wanted = weights([reference], backend)
+    assert [one.shape for one in found] == [one.shape for one in wanted]
+    for one, other in zip(found, wanted):
+        np.testing.assert_allclose(one, other, rtol=0, atol=relative * np.abs(other).max())
+
+
+CASES = [  # program, arguments, kind of reference; policy and tolerance where they are others
+    ("mirrored-fit", ("--cpus", 4), "plain"),
+    ("mirrored-loop", ("--cpus", 4), "plain"),
+    ("accumulation", ("--cpus", 2, "--micro-batches", 4), "plain"),
+    ("mixed-precision", ("--cpus", 2, "--policy", "mixed_bfloat16"), "plain", "mixed_bfloat16", 2e-2),
+    ("mixed-precision", ("--cpus", 2, "--policy", "mixed_float16"), "plain", "mixed_float16", 2e-2),
+    ("tpu-strategy", ("--cpus", 2), "plain"),
+    ("jax-data-parallel", ("--cpus", 1), "jax"),
+    ("jax-data-parallel", ("--cpus", 8), "jax"),
+    ("layout-map", ("--cpus", 8, "--model-axis", 4), "cut"),
+    ("layout-map", ("--cpus", 8, "--model-axis", 2, "--fsdp"), "cut"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, (case[0], *case[1]))))
+def test_on_one_machine_it_equals_fit_on_one_device(place, case):
+    name, arguments, kind, *others = case
+    here = place(name)
+    here.start(*arguments)
+    here.wait()
+    assert_equals_fit(here, kind, 2, *others)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["multi-worker-fit", "multi-worker-loop"])
+def test_two_workers_equal_fit_on_one_device(place, name):
+    here = place(name)
+    two_workers(here)
+    here.wait()
+    assert_equals_fit(here, "plain")
+
+
+@pytest.mark.slow
+def test_a_parameter_server_and_one_worker_equal_fit_on_one_device(place):
+    """With all rows in every update, their order changes nothing."""
+    here = place("parameter-server")
+    served(here, "--steps", 6, "--batch", ROWS, "--save-steps", 3)
+    assert_equals_fit(here, "whole", epochs=6)
+
+
+@pytest.mark.slow
+def test_two_processes_on_jax_equal_fit_on_one_device(place):
+    here = place("jax-data-parallel")
+    (port,) = free_ports(1)
+    for process in range(2):
+        here.start("--cpus", 2, "--coordinator", f"localhost:{port}", "--processes", 2, "--process", process)
+    here.wait()
+    assert_equals_fit(here, "jax")
+
+
+@pytest.mark.slow
+def test_two_stages_equal_fit_on_one_device(place):
+    here = place("pipeline")
+    (port,) = free_ports(1)
+    for stage in range(2):
+        here.start("--stage", stage, "--address", f"localhost:{port}")
+    here.wait()
+    assert_equals_fit(here, "plain")
+
+
+@pytest.mark.slow
+@needs_links
+@pytest.mark.parametrize("name", ["multi-worker-loop", "multi-worker-fit", "parameter-server"])
+def test_on_two_machines_it_equals_fit_on_one_device(place, name):
+    """Two network namespaces, each with an address of its own; they share the disk."""
+    here, lab = place(name), NetworkLab(2, Link(10_000))
+    lab.open()
+    machines = dict(prefixes=[lab.command_prefix(position) for position in range(2)], hosts=lab.hosts)
+    try:
+        if name == "parameter-server":
+            served(here, "--steps", 6, "--batch", ROWS, "--save-steps", 3, **machines)
+            assert_equals_fit(here, "whole", epochs=6)
+        else:
+            two_workers(here, **machines)
+            here.wait()
+            assert_equals_fit(here, "plain")
+    finally:
+        here.end()
+        lab.close()
+
+
+LOOPS = dict.fromkeys(["mirrored-loop", "accumulation", "mixed-precision"], ("--cpus", 2, "--save-steps", 4))
+EXACT = LOOPS | {"mirrored-fit": ("--cpus", 2)} | dict.fromkeys(["jax-data-parallel", "layout-map"], ("--cpus", 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXACT)
+def test_what_ended_after_an_epoch_goes_on_as_if_it_had_not(place, name):
+    whole, parts = place(name), place(name, "in parts")
+    for here, runs in ((whole, [2]), (parts, [1, 2])):
+        for epochs in runs:
+            here.start(*EXACT[name], "--epochs", epochs)
+            here.wait()
+    assert "epoch 1" not in parts.said(1).lower()
+    backend = "jax" if "jax" in programs.text(name) else "tensorflow"
+    one, other = (weights([here.folder / "run" / "model.keras"], backend) for here in (whole, parts))
+    for array, same in zip(one, other):
+        np.testing.assert_allclose(array, same, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_ends_the_others_and_all_go_on(place):
+    here = place("multi-worker-loop")
+    two_workers(here, "--epochs", 400, "--save-steps", 8)
+    newest = here.folder / "run" / "checkpoint" / "checkpoint"
+    while not newest.exists():
+        assert all(process.poll() is None for process in here.processes), here.said(0)
+    here.processes[1].send_signal(signal.SIGKILL)
+    assert [process.wait(timeout=240) for process in here.processes][0] != 0
+    here.processes.clear()
+    step = 8 * int(newest.read_text().split('"')[1].removeprefix("ckpt-"))
+    epochs = step // 8 + 2  # eight steps an epoch, and a checkpoint after each
+    two_workers(here, "--epochs", epochs, "--save-steps", 8)
+    here.wait()
+    assert f"epoch {epochs}: " in here.said(0) and "epoch 1: " not in here.said(0)
+    assert_equals_fit(here, "plain", epochs=epochs, relative=1e-4)  # more steps than elsewhere
+
+
+@pytest.mark.slow
+def test_workers_that_do_not_share_the_folder_are_refused(place):
+    """Worker 1 sees another disk: nothing is saved where it looks."""
+    name = "multi-worker-loop"
+    here, elsewhere = place(name), place(name, "another disk")
+    two_workers(here, "--epochs", 1, "--save-steps", 4)
+    here.wait()
+    addresses = {"worker": [f"localhost:{port}" for port in free_ports(2)]}
+    for index, one in enumerate((here, elsewhere)):
+        one.start("--epochs", 2, **tf_config(addresses, "worker", index))
+    for one in (here, elsewhere):
+        assert one.processes[-1].wait(timeout=240) == 1
+        assert "they do not share run" in one.said(len(one.processes) - 1)
+
+
+@each_program
+def test_it_imports_frameworks_and_the_standard_library_alone(name):
+    nodes = [*ast.walk(ast.parse(programs.text(name)))]
+    tops = {alias.name.split(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    tops |= {node.module.split(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert tops <= sys.stdlib_module_names | {"tensorflow", "keras", "jax", "numpy"}
+
+
+@each_program
+def test_it_says_how_it_is_started_and_fits_on_two_screens(name):
+    text = programs.text(name)
+    head = ast.get_docstring(ast.parse(text))
+    for where in ("By hand:", "Slurm:", "Kubernetes:", "Colab:"):
+        assert f"\n{where}" in head
+    body = [line for line in text.split('"""', 2)[2].splitlines() if line.strip()]
+    assert 30 <= len(body) <= 80
+
+
+@each_program
+def test_the_command_prints_it(name):
+    done = subprocess.run([sys.executable, "-m", "course_lib.cli", "program", name], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == programs.text(name)
+
+
+def test_the_command_lists_them_and_each_file_is_listed():
+    done = subprocess.run([sys.executable, "-m", "course_lib.cli", "program"], capture_output=True, text=True)
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [*programs.NAMES]
+    files = {path.stem.replace("_", "-") for path in programs.FOLDER.glob("[!_]*.py")}
+    assert files == set(programs.NAMES)
+
+
+@pytest.mark.parametrize(
+    "name, arguments, said",
+    [
+        ("accumulation", ("--cpus", 2, "--global-batch", 20), "multiple of the replicas times --micro-batches"),
+        ("layout-map", ("--cpus", 4, "--model-axis", 3), "--model-axis must divide the devices"),
+        ("pipeline", ("--stage", 0, "--address", "localhost:1", "--micro-batches", 5), "multiple of --micro-batches"),
+    ],
+)
+def test_what_does_not_divide_is_said_in_one_line(place, name, arguments, said):
+    here = place(name)
+    assert here.start(*arguments).wait(timeout=240) == 1
+    assert said in here.said(0) and "Traceback" not in here.said(0)
