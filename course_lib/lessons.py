@@ -164,6 +164,14 @@ _ALL = (
         hardware="four GPUs",
         minutes=1,
         packages=(*DATA, "psutil"),
+        second=SecondPart(
+            name="10b_choosing_a_strategy_scaling",
+            title="Scaling",
+            question="What do more devices bring, and when do they stop helping?",
+            devices=4,
+            hardware="four GPUs",
+            minutes=0.33,
+        ),
     ),
     Lesson(
         name="11_capstone",

@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[1]
 COPY = ROOT / "build" / "mutants"
 # A room of course_lib to the files of tests that hold it, without those that take minutes.
 ROOMS = {
-    **{room: (room,) for room in ("accumulate", "collectives", "compare", "data", "measure", "models", "pipeline")},
-    **{room: (room,) for room in ("parameter_server", "precision", "report", "show", "table", "tpu", "training")},
+    **{room: (room,) for room in ("collectives", "compare", "data", "measure", "models", "pipeline")},
+    **{room: (room,) for room in ("parameter_server", "precision", "report", "show", "table", "tpu")},
     "cluster": ("cluster", "cluster_kubernetes", "cluster_rendezvous"),
     "devices": ("devices",),
     "layout_maps": ("sharding",),
@@ -33,6 +33,8 @@ ROOMS = {
     "profiler": ("measure",),
     "sharding": ("sharding",),
     "step_rules": ("step_rules", "training"),
+    "training": ("training", "step_rules", "multi_worker"),
+    "accumulate": ("accumulate", "jax_only"),
     "views": ("views",),
 }
 ELSEWHERE = {"layout_maps", "sharding"}  # nearly all their tests run in one process beside pytest's

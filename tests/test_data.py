@@ -286,6 +286,7 @@ def test_the_source_is_read_once_and_the_map_runs_on_batches_each_epoch():
 
 
 def test_batches_without_sense_are_refused(cache):
+    pipeline(cache, global_batch=4, replicas=4)  # one row each
     with pytest.raises(CourseError, match="global batch of 3 is smaller than the 4 replicas.*at least 4"):
         pipeline(cache, global_batch=3, replicas=4)
     with pytest.raises(CourseError, match="2,000 is larger than the data set's 1,437 examples.*drop_remainder=False"):

@@ -25,10 +25,10 @@ from playwright.sync_api import expect
 from course_lib import progress
 from course_lib.exercises import judges
 from course_lib.exercises.notebook_cells import question_tags, read_notebook
+from course_lib.lessons import LESSONS, NOTEBOOKS
 from course_lib.staff import store_outputs
 
 ROOT = Path(__file__).parents[1]
-LESSONS = sorted(path.stem for path in ROOT.glob("notebooks/*.ipynb"))
 # For q1 of each exercise: what of the solution is written wrongly, and how, and the mistake that it is.
 WRONG = {
     "00_start_here": ("size + (replica < left_over)", "size", "remainder dropped"),
@@ -61,7 +61,7 @@ def solution(exercise: str) -> str:
 def it_opens_on_lesson_00_beside_the_lessons_in_their_order(page):
     opened(page, "notebooks/00_start_here.ipynb")
     listed = page.locator(".jp-DirListing-itemText").all_inner_texts()
-    assert [name for name in listed if name.endswith(".ipynb")] == [f"{lesson}.ipynb" for lesson in LESSONS]
+    assert [name for name in listed if name.endswith(".ipynb")] == [f"{lesson}.ipynb" for lesson in NOTEBOOKS]
     assert page.locator(".lm-TabBar-tabLabel:visible", has_text=".ipynb").count() == 1
     assert page.locator(".jp-Dialog, .Toastify__toast").count() == 0
 
@@ -90,7 +90,7 @@ def its_exercise_says_what_is_wrong_and_counts_what_is_right(page, course, lesso
     check = run_cell(page, 'check("q1")')
     expect(check).to_contain_text(f"q1 is right: {question.points} of {question.points} point")
     save(page)
-    assert progress.read(course / "exercises").exercises[LESSONS.index(lesson)].points == question.points
+    assert progress.read(course / "exercises").exercises[[*LESSONS].index(lesson)].points == question.points
     menu(page, "Kernel", "Shut Down Kernel")
 
     follow(page, "lesson")

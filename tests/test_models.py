@@ -132,3 +132,26 @@ def test_bad_settings_are_one_line():
         models.cnn((4, 4, 1), 10, filters=(8, 8, 8))
     with pytest.raises(CourseError, match="5 heads can't share a width of 64"):
         models.transformer(50, 12, heads=5)
+
+
+def normed(x: np.ndarray) -> np.ndarray:
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-3)
+
+
+def test_the_mlp_is_flatten_relu_and_logits():
+    model = models.mlp((8, 8, 1), 10)
+    x = np.random.default_rng(0).random((5, 8, 8, 1), np.float32)
+    kernel, bias, last, last_bias = model.get_weights()
+    assert kernel.shape == (64, 128) and model.name == "mlp"
+    wanted = np.maximum(x.reshape(5, 64) @ kernel + bias, 0) @ last + last_bias
+    np.testing.assert_allclose(model(x), wanted, atol=1e-5)
+
+
+def test_the_transformer_adds_tokens_and_positions_and_ends_in_a_norm():
+    """Without blocks, against NumPy."""
+    model = models.transformer(50, 12, layers=0)
+    tokens = np.random.default_rng(0).integers(0, 50, (2, 12))
+    table, positions, scale, shift, kernel, bias = model.get_weights()
+    assert (scale == 1).all() and (shift == 0).all() and model.name == "transformer"
+    wanted = normed(table[tokens] + positions) @ kernel + bias
+    np.testing.assert_allclose(model(tokens), wanted, atol=1e-4)

@@ -160,10 +160,11 @@ def test_every_link_leads_somewhere(path):
     for cell in notebook.cells:
         links = re.findall(r"\]\(([^()\s]+)\)", cell.source) if cell.cell_type == "markdown" else []
         for link in links:
-            if link.startswith("#"):
-                assert link[1:] in anchors(notebook), link
-            elif "://" not in link:
-                assert (path.parent / link).exists(), link
+            file, _, anchor = link.partition("#")
+            if "://" not in link:
+                assert (path.parent / file).exists(), link
+            if anchor and "://" not in link:
+                assert anchor in anchors(read(path.parent / file) if file else notebook), link
 
 
 PATH = [*LESSONS]  # without the second notebooks

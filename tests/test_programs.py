@@ -176,23 +176,6 @@ def test_on_one_machine_it_equals_fit_on_one_device(place, case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["multi-worker-fit", "multi-worker-loop"])
-def test_two_workers_equal_fit_on_one_device(place, name):
-    here = place(name)
-    two_workers(here)
-    here.wait()
-    assert_equals_fit(here, "plain")
-
-
-@pytest.mark.slow
-def test_a_parameter_server_and_one_worker_equal_fit_on_one_device(place):
-    """With all rows in every update, their order changes nothing."""
-    here = place("parameter-server")
-    served(here, "--steps", 6, "--batch", ROWS, "--save-steps", 3)
-    assert_equals_fit(here, "whole", epochs=6)
-
-
-@pytest.mark.slow
 def test_two_processes_on_jax_equal_fit_on_one_device(place):
     here = place("jax-data-parallel")
     (port,) = free_ports(1)

@@ -5,6 +5,8 @@ seven digits, and ten steps carry that on. Gradients are large, because training
 starts from random weights.
 """
 
+import contextlib
+import math
 import subprocess
 import sys
 import warnings
@@ -259,3 +261,51 @@ except tf.errors.OpError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip().endswith("True"), done.stdout + done.stderr
+
+
+class ZeroUntilTrained(keras.layers.Layer):
+    """Zeros outside training: the loss is then ln 10 whatever the weights."""
+
+    def call(self, x, training=None):
+        return x if training else 0 * x
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_a_step_trains_in_training_mode(strategy, replicas):
+    with strategy.scope() if replicas > 1 else contextlib.nullcontext():
+        inner, optimizer = new_model(), keras.optimizers.SGD(0.1)
+        model = keras.Model(inner.inputs, ZeroUntilTrained()(inner.outputs[0]))
+    images, labels = data.arrays("digits", "train")
+    if replicas == 1:
+        loss = training.single_device_step(model, optimizer, per_example_loss)(images[:64], labels[:64])
+    else:
+        step = training.replicated_step(strategy, model, optimizer, per_example_loss)
+        (batch,) = strategy.experimental_distribute_dataset(digits(64))
+        loss = step(batch)
+    assert abs(float(loss) - math.log(10)) > 1e-3
+
+
+def test_on_one_device_the_mixin_takes_any_loss_as_keras_does():
+    runs = []
+    for kind in (keras.Model, ExactModel):
+        inner = new_model()
+        model = kind(inner.inputs, inner.outputs)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+        model.compile(keras.optimizers.SGD(1e-3, clipnorm=1.0), loss)
+        history = model.fit(digits(EVEN), shuffle=False, verbose=0).history
+        runs.append(Run.of(kind.__name__, model, history["loss"]))
+    assert_equal(*runs, **FLOAT32)
+
+
+def test_the_logs_of_multi_worker_fit_have_the_axis_that_keras_reduces():
+    """A scalar would be summed away: each log is (1,) on a replica, and holds what Keras' own step gives."""
+    inner = new_model()
+    stock = keras.Model(inner.inputs, inner.outputs)
+    model = type("Model", (training.MultiWorkerFit, keras.Model), {})(inner.inputs, inner.outputs)
+    (batch,) = digits(64)
+    for one in (stock, model):
+        one.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    wanted, found = stock.test_step(batch), model.test_step(batch)
+    assert {name: value.shape.as_list() for name, value in found.items()} == {"loss": [1]}
+    assert float(found["loss"][0]) == pytest.approx(float(wanted["loss"]))
+    assert model.train_step(batch)["loss"].shape.as_list() == [1]
