@@ -144,7 +144,7 @@ _ALL = (
         question="How do I get a big batch in a small memory?",
         devices=2,
         hardware="two GPUs",
-        minutes=2,
+        minutes=1,
         packages=(*DATA, "psutil", "jax"),
     ),
     Lesson(
