@@ -2,8 +2,8 @@
 
 What lessons teach, about 5,000 lines, in the order in which modules may import each other:
 
-  programs                    plain programs to take away, one per way of scaling; they import nothing of ours
   errors table show           mistakes in one line, tables, figures with their text alternatives
+  programs                    plain programs to take away, one per way of scaling; they import nothing of ours
   colab_runtime               00  TensorFlow for Colab's TPU runtime
   devices data models         01  this machine, several devices out of one, the data, a few Keras models
   compare profiler measure    01  do two runs agree; traces; step times and memory

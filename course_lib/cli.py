@@ -106,8 +106,10 @@ def program(arguments: argparse.Namespace) -> int:
     """Print a plain program to take away; without a name, say which there are."""
     from course_lib import programs
 
-    listed = "\n".join(f"{name:<18} {programs.headline(name)}" for name in programs.NAMES)
-    print(programs.text(arguments.name) if arguments.name else listed, end="" if arguments.name else "\n")
+    if arguments.name:
+        print(programs.text(arguments.name), end="")
+    else:
+        print(*(f"{name:<18} {programs.headline(name)}" for name in programs.NAMES), sep="\n")
     return 0
 
 

@@ -6,40 +6,16 @@ DATA = ("tensorflow-datasets", "scikit-learn", "matplotlib")
 
 
 @dataclass(frozen=True)
-class SecondPart:
-    """A lesson's optional second notebook, which no other lesson and no exercise needs; fields as a lesson's."""
+class Part:
+    """One notebook of the course.
 
-    name: str
-    title: str
-    question: str
-    devices: int
-    minutes: float
-    hardware: str = ""
-
-    @property
-    def number(self) -> str:
-        """Two digits and "b", as in the file's name."""
-        return self.name[:3]
-
-    @property
-    def runtime(self) -> str:
-        """Colab's runtime for it."""
-        return "CPU"
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """One lesson, and the exercise that goes with it.
-
-    name       of its files in notebooks/, solutions/ and exercises/, without the ending
+    name       of its files in notebooks/, and of a lesson's in solutions/ and exercises/, without the ending
     title      without its number
-    question   the one that the lesson answers
+    question   the one that it answers
     devices    that it divides its work over, simulated on the CPU where the machine has fewer
     minutes    that it runs on two CPU cores, about
     framework  Keras' backend in it: "tensorflow" or "jax"
     hardware   what it can use beside the CPU, or ""
-    packages   distributions that it needs beside the framework, as the package index names them
-    second     its optional second notebook, or None
     """
 
     name: str
@@ -49,23 +25,33 @@ class Lesson:
     minutes: float
     framework: str = "tensorflow"
     hardware: str = ""
-    packages: tuple[str, ...] = DATA
-    second: SecondPart | None = None
 
     @property
     def number(self) -> str:
-        """Two digits, as in the file's name."""
-        return self.name[:2]
-
-    @property
-    def exercise(self) -> str:
-        """The module of its questions in exercises/judges and exercises/probes."""
-        return f"ex{self.number}"
+        """As in the file's name: two digits, and a "b" for a second part."""
+        return self.name.partition("_")[0]
 
     @property
     def runtime(self) -> str:
         """Colab's runtime for it, "CPU" or "TPU"."""
         return "TPU" if self.framework == "jax" else "CPU"
+
+
+@dataclass(frozen=True)
+class Lesson(Part):
+    """A lesson, and the exercise that goes with it.
+
+    packages   distributions that it needs beside the framework, as the package index names them
+    second     an optional second notebook, which no other lesson and no exercise needs
+    """
+
+    packages: tuple[str, ...] = DATA
+    second: Part | None = None
+
+    @property
+    def exercise(self) -> str:
+        """The module of its questions in exercises/judges and exercises/probes."""
+        return f"ex{self.number}"
 
 
 _ALL = (
@@ -164,7 +150,7 @@ _ALL = (
         hardware="four GPUs",
         minutes=1,
         packages=(*DATA, "psutil"),
-        second=SecondPart(
+        second=Part(
             name="10b_choosing_a_strategy_scaling",
             title="Scaling",
             question="What do more devices bring, and when do they stop helping?",

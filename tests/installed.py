@@ -8,9 +8,6 @@ from types import ModuleType
 
 import pytest
 
-from course_lib.cluster import Link, limited_links
-from course_lib.errors import CourseError
-
 IN_CI = os.environ.get("CI") == "true"
 
 
@@ -23,15 +20,3 @@ def need(name: str) -> ModuleType:
 
 NO_SANDBOX = "" if shutil.which("bwrap") else "bubblewrap is not installed, see README"
 needs_sandbox = pytest.mark.skipif(bool(NO_SANDBOX) and not IN_CI, reason=NO_SANDBOX)
-
-
-def _no_links() -> str:
-    try:
-        limited_links.require(Link(100))
-    except CourseError as error:
-        return str(error)
-    return ""
-
-
-NO_LINKS = _no_links()
-needs_links = pytest.mark.skipif(bool(NO_LINKS) and not IN_CI, reason=NO_LINKS)

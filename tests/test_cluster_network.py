@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import HAS_TENSORFLOW
-from installed import needs_links
+from network_links import needs_links
 
 from course_lib import cluster
 from course_lib.cluster import communication, limited_links

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "course_lib"
 
 # A module imports those before it, never those after it.
 TAUGHT = (
-    ("errors", "table", "programs", "show", "colab_runtime", "devices", "data", "models"),  # every lesson
+    ("errors", "table", "show", "programs", "colab_runtime", "devices", "data", "models"),  # every lesson
     ("compare", "profiler", "measure"),  # 01, 02
     ("collectives", "precision", "step_rules", "training"),  # 02, 09
     ("cluster", "support_matrix", "tcp_bytes", "parameter_server"),  # 03, 04

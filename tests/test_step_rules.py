@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from course_lib import accumulate, step_rules, training
+from course_lib import accumulate, step_rules
 from course_lib.errors import CourseError
 
 WHAT = "ThisClass"
@@ -137,20 +137,3 @@ def test_what_is_made_outside_the_scope_is_refused_by_its_name():
         "outside was made outside strategy.scope(), so its variables are on one device: "
         "make model, optimizer and metrics inside `with strategy.scope():`."
     )
-
-
-def test_a_class_has_one_train_step():
-    class Own(keras.Model):
-        def train_step(self, data):
-            return {}
-
-    with pytest.raises(CourseError) as error:
-        type("Both", (training.ExactPartialBatches, Own), {})
-    assert str(error.value) == (
-        "Both has two train_steps, of ExactPartialBatches and of Own, and one would "
-        "hide the other: leave one out; MultiWorkerFit goes first."
-    )
-    type("Fine", (training.MultiWorkerFit, training.ExactPartialBatches, keras.Model), {})
-    type("Fine", (training.MultiWorkerFit, Own), {})
-    with pytest.raises(CourseError, match="two train_steps, of ExactPartialBatches and of MultiWorkerFit"):
-        type("Wrong", (training.ExactPartialBatches, training.MultiWorkerFit, keras.Model), {})

@@ -1,6 +1,7 @@
 """Plain programs to take away: one file per way of scaling, which imports nothing of this course.
 
-`course program NAME > train.py` writes one. Standard library only.
+`course program NAME > train.py` writes one. Each is whole, so what two of them need stands in both. Standard library
+only.
 """
 
 from pathlib import Path
@@ -28,9 +29,9 @@ def text(name: str) -> str:
 
     Raises  CourseError for a name that is not in NAMES
     """
-    if (known := name.replace("_", "-")) not in NAMES:
+    if name not in NAMES:
         raise CourseError(f"there is no program {name!r}; there are {', '.join(NAMES)}")
-    return (FOLDER / f"{known.replace('-', '_')}.py").read_text(encoding="utf-8")
+    return (FOLDER / f"{name.replace('-', '_')}.py").read_text(encoding="utf-8")
 
 
 def headline(name: str) -> str:

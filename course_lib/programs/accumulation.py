@@ -25,6 +25,7 @@ parser.add_argument("--micro-batches", type=int, default=4, help="of a replica i
 parser.add_argument("--save-steps", type=int, default=10, help="steps between two checkpoints")
 parser.add_argument("--cpus", type=int, help="devices to make of the CPU, in place of GPUs")
 arguments = parser.parse_args()
+os.makedirs(arguments.folder, exist_ok=True)  # now, and not when there is a model to lose
 
 names = None  # all GPUs, or one replica where there is none
 if arguments.cpus:  # before anything else starts TensorFlow

@@ -32,6 +32,7 @@ parser.add_argument("--coordinator", help="HOST:PORT of process 0, when there ar
 parser.add_argument("--processes", type=int, default=1)
 parser.add_argument("--process", type=int, default=0, help="this one's number, from 0")
 arguments = parser.parse_args()
+os.makedirs(arguments.folder, exist_ok=True)  # now, and not when there is a model to lose
 
 if arguments.cpus:
     jax.config.update("jax_platforms", "cpu")

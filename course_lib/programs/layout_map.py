@@ -28,6 +28,7 @@ parser.add_argument("--model-axis", type=int, default=1, help="devices that shar
 parser.add_argument("--fsdp", action="store_true", help="cut weights and optimizer state over the data axis as well")
 parser.add_argument("--cpus", type=int, help="devices to make of the CPU, in place of GPUs or TPUs")
 arguments = parser.parse_args()
+os.makedirs(arguments.folder, exist_ok=True)  # now, and not when there is a model to lose
 
 if arguments.cpus:
     jax.config.update("jax_platforms", "cpu")
@@ -77,7 +78,6 @@ for variable in model.trainable_variables:
     shard = variable.value.addressable_shards[0].data
     print(f"{variable.path}: {variable.shape}, of which a device holds {shard.shape}")
 
-os.makedirs(arguments.folder, exist_ok=True)
 last = os.path.join(arguments.folder, "last.weights.h5")  # the optimizer's too, each array whole
 if os.path.exists(last):
     model.load_weights(last)

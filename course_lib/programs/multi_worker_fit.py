@@ -13,7 +13,9 @@ When a worker is lost the others end with an error; start all again, and they go
 """
 
 import argparse
+import json
 import os
+import subprocess
 
 import keras
 import numpy as np
@@ -25,12 +27,15 @@ parser.add_argument("--folder", required=True, help="where checkpoints and model
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--global-batch", type=int, default=64, help="rows of all workers together")
 arguments = parser.parse_args()
+os.makedirs(arguments.folder, exist_ok=True)  # now, and not when there is a model to lose
 
-resolver = None  # TF_CONFIG
-if "SLURM_PROCID" in os.environ and "TF_CONFIG" not in os.environ:
-    gpus = len(tf.config.list_physical_devices("GPU"))
-    resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(gpus_per_node=gpus, gpus_per_task=gpus)
-strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)  # before anything else starts TensorFlow
+if "SLURM_PROCID" in os.environ and "TF_CONFIG" not in os.environ:  # one task on each node
+    listing = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
+    nodes = subprocess.run(listing, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+    addresses = [f"{node}:{12345 + place}" for place, node in enumerate(nodes)]
+    task = {"type": "worker", "index": int(os.environ["SLURM_PROCID"])}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
+strategy = tf.distribute.MultiWorkerMirroredStrategy()  # before anything else starts TensorFlow
 is_chief = (strategy.cluster_resolver.task_id or 0) == 0
 print(f"{strategy.num_replicas_in_sync} replicas")
 if arguments.global_batch % strategy.num_replicas_in_sync:

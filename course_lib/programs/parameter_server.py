@@ -27,6 +27,7 @@ parser.add_argument("--steps", type=int, default=88, help="updates of all worker
 parser.add_argument("--batch", type=int, default=32, help="rows of one update")
 parser.add_argument("--save-steps", type=int, default=22, help="updates between two checkpoints")
 arguments = parser.parse_args()
+os.makedirs(arguments.folder, exist_ok=True)  # now, and not when there is a model to lose
 
 resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
 if resolver.task_type in ("worker", "ps"):

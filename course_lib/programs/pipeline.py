@@ -9,6 +9,7 @@ Colab:       both commands on the one machine, the first with & behind it
 
 TensorFlow and Keras have no API for pipelines. This is GPipe's order: all micro-batches forward, then all backward.
 Both stages read the same data: the first takes x, the last y. The link is not encrypted: for a network of your own.
+When a stage is lost the other ends with an error; start both again, and they go on after the last whole epoch.
 """
 
 import argparse
@@ -24,11 +25,12 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--stage", type=int, choices=[0, 1], required=True)
 parser.add_argument("--address", required=True, help="HOST:PORT at which stage 1 listens")
 parser.add_argument("--data", required=True, help=".npz with x (rows, 8, 8, 1) and y (rows,)")
-parser.add_argument("--folder", required=True, help="where stage-0.keras and stage-1.keras go")
+parser.add_argument("--folder", required=True, help="where checkpoints, stage-0.keras and stage-1.keras go")
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--global-batch", type=int, default=64, help="rows of one update")
 parser.add_argument("--micro-batches", type=int, default=4, help="of a batch: more of them leave the stages less idle")
 arguments = parser.parse_args()
+os.makedirs(arguments.folder, exist_ok=True)  # now, and not when there is a model to lose
 if arguments.global_batch % arguments.micro_batches:
     raise SystemExit("--global-batch must be a multiple of --micro-batches")
 
@@ -56,6 +58,7 @@ keras.utils.set_random_seed(0)
 stages = new_stages()  # both, so that the seed gives each its own weights
 model, optimizer = stages[arguments.stage], keras.optimizers.Adam(1e-3)
 per_row = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+optimizer.build(model.trainable_variables)  # so that its state is restored, too
 link = connected()
 
 
@@ -83,12 +86,19 @@ def step(x, y):
     return float(sum(losses)) if arguments.stage == 1 else None
 
 
-for epoch in range(arguments.epochs):
+folder = os.path.join(arguments.folder, f"checkpoint-{arguments.stage}")
+checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+checkpoints = tf.train.CheckpointManager(checkpoint, folder, max_to_keep=2)
+saved = int((checkpoints.latest_checkpoint or "ckpt-0").rpartition("-")[2])  # epochs
+link.send(saved)
+if done := min(saved, link.recv()):  # one stage may have saved once more than the other
+    checkpoint.restore(os.path.join(folder, f"ckpt-{done}"))
+for epoch in range(done, arguments.epochs):
     order = np.random.default_rng([0, epoch]).permutation(len(x))
     for rows in np.split(order, range(arguments.global_batch, len(x), arguments.global_batch)):
         if len(rows) == arguments.global_batch:
             loss = step(x[rows], y[rows])
+    checkpoints.save(checkpoint_number=epoch + 1)
     if arguments.stage == 1:
         print(f"epoch {epoch + 1}: loss {loss:.4f}")
-os.makedirs(arguments.folder, exist_ok=True)
 model.save(os.path.join(arguments.folder, f"stage-{arguments.stage}.keras"))

@@ -25,6 +25,7 @@ parser.add_argument("--global-batch", type=int, default=64, help="rows of all co
 parser.add_argument("--tpu", default="local", help="the TPU's name, when it is not this machine's own")
 parser.add_argument("--cpus", type=int, help="devices to make of the CPU, in place of a TPU")
 arguments = parser.parse_args()
+os.makedirs(arguments.folder, exist_ok=True)  # now, and not when there is a model to lose
 
 if arguments.cpus:  # before anything else starts TensorFlow
     cpu = tf.config.list_physical_devices("CPU")[0]

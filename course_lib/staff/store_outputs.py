@@ -10,7 +10,7 @@ from pathlib import Path
 
 from course_lib.errors import CourseError
 from course_lib.exercises.notebook_cells import read_notebook
-from course_lib.lessons import LESSONS
+from course_lib.lessons import NOTEBOOKS
 from course_lib.staff.grade.results import write_whole
 from course_lib.staff.set_up_cell import AS_IT_IS
 
@@ -61,7 +61,7 @@ def execute(path: Path, store: bool) -> Execution:
 
 def metadata(name: str) -> dict:
     """What a lesson's or an exercise's file says of itself: its kernel, and the runtime that Colab opens it in."""
-    chip = {"accelerator": "TPU"} if name in LESSONS and LESSONS[name].runtime == "TPU" else {}
+    chip = {"accelerator": "TPU"} if name in NOTEBOOKS and NOTEBOOKS[name].runtime == "TPU" else {}
     colab = {"name": f"{name}.ipynb", "provenance": [], "toc_visible": True}
     return chip | {
         "colab": colab | ({"gpuType": "V5E1"} if chip else {}),
