@@ -70,6 +70,14 @@ _ALL = (
         devices=1,
         hardware="a GPU",
         minutes=0.7,
+        second=Part(
+            name="01b_one_device_files_kernels_memory",
+            title="Files, kernels, memory",
+            question="What else makes one device faster?",
+            devices=1,
+            hardware="a GPU",
+            minutes=0.25,
+        ),
     ),
     Lesson(
         name="02_data_parallelism",
@@ -78,6 +86,14 @@ _ALL = (
         devices=4,
         hardware="four GPUs",
         minutes=0.75,
+        second=Part(
+            name="02b_data_parallelism_broken",
+            title="Broken on purpose",
+            question="What makes data parallelism wrong without an error?",
+            devices=4,
+            hardware="four GPUs",
+            minutes=0.83,
+        ),
     ),
     Lesson(
         name="03_multi_worker",
@@ -93,7 +109,7 @@ _ALL = (
         title="Parameter servers",
         question="What do we gain and lose without synchrony?",
         devices=1,
-        minutes=1,
+        minutes=1.5,
         packages=(*DATA, "psutil"),
     ),
     Lesson(
@@ -103,7 +119,7 @@ _ALL = (
         framework="jax",
         devices=8,
         hardware="eight TPU devices",
-        minutes=1,
+        minutes=1.5,
         packages=("keras", "psutil", "scikit-learn", "matplotlib"),
     ),
     Lesson(
@@ -121,8 +137,8 @@ _ALL = (
         framework="jax",
         devices=8,
         hardware="eight GPUs or TPU cores",
-        minutes=1,
-        packages=("keras", "psutil", "matplotlib"),
+        minutes=1.5,
+        packages=("keras", "psutil", "scikit-learn", "matplotlib"),
     ),
     Lesson(
         name="08_gradient_accumulation",
@@ -141,6 +157,14 @@ _ALL = (
         hardware="two GPUs",
         minutes=1,
         packages=(*DATA, "psutil", "jax"),
+        second=Part(
+            name="09b_mixed_precision_sums_memory_float8",
+            title="Sums, memory, float8",
+            question="How few bits, and how little memory, can training do with?",
+            devices=2,
+            hardware="two GPUs",
+            minutes=1,
+        ),
     ),
     Lesson(
         name="10_choosing_a_strategy",
