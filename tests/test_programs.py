@@ -26,6 +26,7 @@ from course_lib.cluster.limited_links import NetworkLab
 sklearn_datasets = need("sklearn.datasets")
 each_program = pytest.mark.parametrize("name", programs.NAMES)
 ROWS = 8 * 64
+OURS = ("TF_CONFIG", "KERAS_BACKEND", "PYTHONUNBUFFERED")  # the last hides lines that a program never wrote out
 # Blocks the course, and runs the file that stands in the folder.
 PLAIN = "import runpy, sys; sys.modules['course_lib'] = None; runpy.run_path('train.py', run_name='__main__')"
 # The same rows and first weights, with whatever Keras' fit does on one device. Arguments: kind, output, epochs, policy.
@@ -68,7 +69,7 @@ class Place:
 
     def start(self, *arguments: object, prefix=(), **environment: str) -> subprocess.Popen:
         words = [*prefix, sys.executable, "-c", PLAIN, "--data", "data.npz", "--folder", "run", *map(str, arguments)]
-        kept = {key: value for key, value in os.environ.items() if key not in ("TF_CONFIG", "KERAS_BACKEND")}
+        kept = {key: value for key, value in os.environ.items() if key not in OURS}
         with open(self.folder / f"log-{len(self.processes)}", "w") as log:
             process = subprocess.Popen(words, cwd=self.folder, env=kept | environment, stdout=log, stderr=log)
         self.processes.append(process)

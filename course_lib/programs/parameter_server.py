@@ -87,6 +87,6 @@ while done < arguments.steps:
     coordinator.join()
     done += len(losses)
     checkpoints.save()
-    print(f"update {done}: mean loss {np.mean([loss.fetch() for loss in losses]):.4f}")
+    print(f"update {done}: mean loss {np.mean([loss.fetch() for loss in losses]):.4f}", flush=True)
 model.save(os.path.join(arguments.folder, "model.keras"))
 os._exit(0)  # an orderly end would wait for TensorFlow's threads
