@@ -27,7 +27,8 @@ _BADGE = (
 _ANY_BADGE = r"\[!\[Open in Colab\]\(https://colab\.[^)]*\)\]\(https://colab\.research\.google\.com/github/[^)]*\)"
 _TITLE = re.compile(rf"\A(?P<title># [^\n]*\n\n)(?:{_ANY_BADGE}\n\n)?")
 _LISTED = re.compile(  # in the README's tables of notebooks
-    rf"(?m)(?<=\| )(?P<link>\[[^]\n]*\]\((?P<path>(?:notebooks|exercises)/\d\db?_\w+\.ipynb)\))(?: {_ANY_BADGE})?(?= \|)"
+    r"(?m)(?<=\| )(?P<link>\[[^]\n]*\]\((?P<path>(?:notebooks|exercises)/\d\db?_\w+\.ipynb)\))"
+    rf"(?: {_ANY_BADGE})?(?= \|)"
 )
 
 
