@@ -10,7 +10,6 @@ import pytest
 from course_lib.lessons import LESSONS, NOTEBOOKS, in_colab
 
 ROOT = Path(__file__).parents[1]
-LONGER = {}  # lessons still to be cut
 each_notebook = pytest.mark.parametrize("lesson", NOTEBOOKS.values(), ids=NOTEBOOKS)
 each_lesson = pytest.mark.parametrize("lesson", LESSONS.values(), ids=LESSONS)
 
@@ -38,7 +37,7 @@ def test_a_notebook_begins_with_its_title_and_question(lesson):
 
 @each_notebook
 def test_a_lesson_is_one_sitting_long(lesson):
-    assert len(cells(lesson.name)) <= LONGER.get(lesson.number, 60)
+    assert len(cells(lesson.name)) <= 60
 
 
 @each_notebook

@@ -1,5 +1,6 @@
 """What every lesson and solution file must be like; nbval runs them, this reads them."""
 
+import ast
 import copy
 import json
 import re
@@ -218,6 +219,50 @@ def test_what_is_not_compared_stands_beside_an_assertion(path):
     beside = [cells[max(0, place - 1) : place + 2] for place in range(len(cells))]
     bare = [cell.source for cell, near in zip(cells, beside) if is_ignored(cell) and not any(map(proves, near))]
     assert not bare
+
+
+def anchor(heading: str) -> str:
+    return heading.strip().replace(" ", "-")
+
+
+def proofs_by_section(notebook) -> dict[str, bool]:
+    """Anchor of each heading: whether a cell below it, before the next one as high, proves something."""
+    open_sections, proved = [], {}
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            for hashes, heading in re.findall(r"(?m)^(#+) (.*)$", cell.source):
+                open_sections = [one for one in open_sections if one[0] < len(hashes)]
+                open_sections.append((len(hashes), anchor(heading)))
+                proved.setdefault(anchor(heading), False)
+        elif (
+            proves(cell) or "raise AssertionError" in cell.source or "raises-exception" in cell.metadata.get("tags", ())
+        ):
+            proved.update(dict.fromkeys([name for _, name in open_sections], True))
+    return proved
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_what_a_recap_says_is_proved_is_proved_there(name):
+    notebook = read(ROOT / "notebooks" / f"{name}.ipynb")
+    recap = next(cell.source for cell in notebook.cells if "\n| claim | proved under |\n" in cell.source)
+    table = recap.partition("| claim | proved under |\n")[2].partition("\n\n")[0]
+    rows = {row: re.findall(r"\]\(#(.*?)\)(?=[,; |]|$)", row) for row in table.splitlines()[1:]}
+    proved = proofs_by_section(notebook)
+    assert rows and not [row for row, links in rows.items() if not any(proved[link] for link in links)]
+
+
+@each_notebook
+def test_what_a_cell_draws_or_measures_is_shown(path):
+    """A notebook shows the value of a cell's last line alone."""
+    for cell in code_cells(read(path)):
+        *others, _ = ast.parse(cell.source).body
+        calls = [one.value.func for one in others if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)]
+        lost = [
+            name
+            for name in map(ast.unparse, calls)
+            if name.startswith(("show.", "views.", "compare.compare", "measure."))
+        ]
+        assert not lost, cell.source
 
 
 def test_the_sanitizing_is_seen_through():
