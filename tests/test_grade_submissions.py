@@ -686,13 +686,15 @@ def test_the_set_up_lines_get_no_line_only_as_the_course_wrote_them(old, new, li
     assert line in lines if line else lines == ()
 
 
-def test_lessons_get_no_line_but_for_their_processes_and_threads():
+def test_lessons_get_no_line_but_for_what_they_do():
     lines = {
         line
         for path in ROOT.glob("notebooks/*.ipynb")
         for line in suspicious(notebook_cells.read_notebook(path)["cells"])
     }
-    assert {line.split(maxsplit=2)[2] for line in lines} == {"imports threading", "imports subprocess"}
+    of_processes = {"imports threading", "imports subprocess", "imports socket"}
+    shown_on_purpose = {"imports unittest.mock", "names the path /proc/cpuinfo"}  # a part left out (08); bfloat16 (09)
+    assert {line.split(maxsplit=2)[2] for line in lines} == of_processes | shown_on_purpose
 
 
 def test_lines_are_few_short_and_printable():
