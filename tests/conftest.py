@@ -34,6 +34,11 @@ def seconds(path: Path) -> int:
     return SECONDS.get(path.parent.name, {}).get(name, 0)
 
 
+def own_seconds(item) -> int:
+    """Of one test among quick ones: @pytest.mark.slow(seconds=...)."""
+    return max((mark.kwargs.get("seconds", 0) for mark in item.iter_markers("slow")), default=0)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
     """Three for two cores: lessons and many tests wait for processes of their own."""
@@ -42,7 +47,7 @@ def pytest_xdist_auto_num_workers(config):
 
 def pytest_collection_modifyitems(items):
     """Mark what takes long, and start with the longest; what takes minutes runs where CI is set."""
-    items.sort(key=lambda item: -seconds(item.path))
+    items.sort(key=lambda item: -max(seconds(item.path), own_seconds(item)))
     for item in items:
         if seconds(item.path):
             item.add_marker(pytest.mark.heavy)
