@@ -149,10 +149,14 @@ def test_the_address_that_the_tree_names_is_its_remotes():
         assert remote in (None, NAMED.partition("@")[0]), "the fork has moved: run `course badges`"
 
 
+def headings(source: str) -> list[tuple[int, str]]:
+    """Of a markdown cell: each one's depth, and what JupyterLab and Colab let a link name, its blanks as hyphens."""
+    found = re.findall(r"(?m)^(#+) (.+)$", source)
+    return [(len(hashes), heading.strip().replace(" ", "-")) for hashes, heading in found]
+
+
 def anchors(notebook) -> set[str]:
-    """What JupyterLab and Colab let a link name: each heading, its blanks as hyphens."""
-    prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    return {heading.strip().replace(" ", "-") for heading in re.findall(r"(?m)^#+ (.+)$", prose)}
+    return {name for cell in notebook.cells if cell.cell_type == "markdown" for _, name in headings(cell.source)}
 
 
 @each_notebook
@@ -221,23 +225,17 @@ def test_what_is_not_compared_stands_beside_an_assertion(path):
     assert not bare
 
 
-def anchor(heading: str) -> str:
-    return heading.strip().replace(" ", "-")
-
-
 def proofs_by_section(notebook) -> dict[str, bool]:
-    """Anchor of each heading: whether a cell below it, before the next one as high, proves something."""
-    open_sections, proved = [], {}
+    """Whether a cell below a heading, before the next one as high, proves something."""
+    above, proved = [], {}
     for cell in notebook.cells:
+        refuses = "raise AssertionError" in cell.source or "raises-exception" in cell.metadata.get("tags", ())
         if cell.cell_type == "markdown":
-            for hashes, heading in re.findall(r"(?m)^(#+) (.*)$", cell.source):
-                open_sections = [one for one in open_sections if one[0] < len(hashes)]
-                open_sections.append((len(hashes), anchor(heading)))
-                proved.setdefault(anchor(heading), False)
-        elif (
-            proves(cell) or "raise AssertionError" in cell.source or "raises-exception" in cell.metadata.get("tags", ())
-        ):
-            proved.update(dict.fromkeys([name for _, name in open_sections], True))
+            for depth, name in headings(cell.source):
+                above = [one for one in above if one[0] < depth] + [(depth, name)]
+                proved.setdefault(name, False)
+        elif proves(cell) or refuses:
+            proved |= {name: True for _, name in above}
     return proved
 
 
@@ -248,7 +246,7 @@ def test_what_a_recap_says_is_proved_is_proved_there(name):
     table = recap.partition("| claim | proved under |\n")[2].partition("\n\n")[0]
     rows = {row: re.findall(r"\]\(#(.*?)\)(?=[,; |]|$)", row) for row in table.splitlines()[1:]}
     proved = proofs_by_section(notebook)
-    assert rows and not [row for row, links in rows.items() if not any(proved[link] for link in links)]
+    assert rows and not [row for row, links in rows.items() if not links or not all(proved[link] for link in links)]
 
 
 @each_notebook
