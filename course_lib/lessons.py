@@ -109,7 +109,7 @@ _ALL = (
         title="Parameter servers",
         question="What do we gain and lose without synchrony?",
         devices=1,
-        minutes=1.5,
+        minutes=2,
         packages=(*DATA, "psutil"),
     ),
     Lesson(
