@@ -278,7 +278,7 @@ def test_under_slurm_it_equals_fit_on_one_device(slurm, place, name):
     assert_equals_fit(here, "jax" if name.startswith("jax") else "plain")
 
 
-IN_PARTS = [  # as CASES
+IN_PARTS = [  # fields as in CASES
     ("mirrored-fit", ("--cpus", 2), "plain"),
     ("mirrored-loop", ("--cpus", 2, "--save-steps", 4), "plain"),
     ("accumulation", ("--cpus", 2, "--save-steps", 4), "plain"),
@@ -292,12 +292,16 @@ IN_PARTS = [  # as CASES
 @pytest.mark.parametrize("case", IN_PARTS, ids=lambda case: case[0])
 def test_what_ended_after_an_epoch_goes_on_as_if_it_had_not(place, case):
     name, arguments, kind, *others = case
-    here = place(name)
-    for epochs in (1, 2):
-        here.start(*arguments, "--epochs", epochs)
-        here.wait()
-    assert [steps_reported(here, number) for number in range(2)] == [1, 1]
-    assert_equals_fit(here, kind, 2, *others)
+    whole, parts = place(name), place(name, "in parts")
+    for here, runs in ((whole, [2]), (parts, [1, 2])):
+        for epochs in runs:
+            here.start(*arguments, "--epochs", epochs)
+            here.wait()
+    assert [steps_reported(parts, number) for number in range(2)] == [1, 1]
+    one, other = (weights(here.folder / "run" / "model.keras") for here in (whole, parts))
+    for array, same in zip(one, other, strict=True):
+        np.testing.assert_allclose(array, same, rtol=0, atol=1e-6)
+    assert_equals_fit(whole, kind, 2, *others)
 
 
 @pytest.mark.slow
