@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import logging
 import multiprocessing
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,17 @@ from installed import need
 
 from course_lib import progress
 from course_lib.errors import CourseError
-from course_lib.exercises import CheckFailed, Exercise, Mistake, Question, Target, journal, judges, run_notebook
+from course_lib.exercises import (
+    CheckFailed,
+    Exercise,
+    Mistake,
+    Question,
+    Target,
+    journal,
+    judges,
+    run_notebook,
+    time_limit,
+)
 from course_lib.exercises.ask import NotPlain, ask, plain
 from course_lib.exercises.check import VERDICT_MIME
 from course_lib.exercises.judge import judge, same
@@ -118,6 +130,43 @@ def test_an_answer_without_return_is_not_called_blank(source):
         verdict.summary == "q1 is not right yet: double returned None; does it end with a `return`?"
         and not verdict.right
     )
+
+
+def test_an_answer_that_returns_elsewhere_is_shown_the_call_that_gave_none():
+    source = "def double(x):\n    if x.mean() > 100:\n        return 2 * x"
+    verdict = judge(DOUBLE, ask(DOUBLE.probe, DOUBLE.asks_for, in_notebook(source), 0), 0)
+    given = "q1 is not right yet: double(an array of shape (5,)) returned None; return an answer in this case too"
+    assert verdict.summary == given
+    source = 'def double(x):\n    "Raises ValueError for what is empty"\n    return None if len(x) else 2 * x'
+    verdict = judge(DOUBLE, ask(DOUBLE.probe, DOUBLE.asks_for, in_notebook(source), 0), 0)
+    assert verdict.summary == given + ", or raise the ValueError of its docstring"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def double(x):\n    while True:\n        pass",
+        "def double(x):\n    while True:\n        try: len(x)\n        except Exception: pass",
+        "import time\ndef double(x):\n    time.sleep(1000)",
+        "import tensorflow as tf\ndef double(x):\n    for y in tf.data.Dataset.from_tensors(x).repeat():\n        pass",
+    ],
+)
+def test_an_answer_that_never_ends_is_ended(source):
+    if "tensorflow" in source:
+        need("tensorflow")
+    answers = ask(DOUBLE.probe, DOUBLE.asks_for, in_notebook(source), 0, seconds=0.5)
+    line = judge(DOUBLE, answers, 0).summary
+    assert line.startswith("q1 is not right yet: it had not ended after 0.5 s, in double, line ")
+    assert line.endswith("; does a loop or a data set never end?")
+
+
+def test_a_check_that_waits_in_a_framework_says_how_it_ends(capsys, monkeypatch):
+    monkeypatch.setattr(time_limit, "STUCK_SECONDS", 0.0)
+    monkeypatch.setattr(time_limit.signal, "setitimer", lambda *_: None)  # as where no bytecode runs
+    said = threading.Event()
+    monkeypatch.setattr("builtins.print", lambda text, file: said.set() if "restart the kernel" in text else None)
+    with time_limit.time_limit(0.01):
+        assert said.wait(60)
 
 
 def test_an_answer_without_return_is_told_so_while_tensorflow_traces():
@@ -303,6 +352,30 @@ def test_second_hint_follows_the_second_time(tmp_path, capsys, monkeypatch):
     assert "Where to look" not in capsys.readouterr().out
     check(exercise(tmp_path))  # a restarted kernel remembers the first time
     assert "Where to look: Look at the operator." in capsys.readouterr().out
+
+
+def test_an_interrupt_and_a_blank_leave_one_line_and_are_not_counted(tmp_path, monkeypatch):
+    def interrupted(x):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(globals(), "double", interrupted)
+    assert check(exercise(tmp_path)) == "q1 was interrupted; this check is not counted"
+    monkeypatch.setitem(globals(), "double", ...)
+    assert check(exercise(tmp_path)) == "q1 is still blank"
+    monkeypatch.delitem(globals(), "double")
+    assert "q1 has no answer yet" in check(exercise(tmp_path))
+    assert journal.events(tmp_path / journal.FILE) == []
+
+
+def test_a_checks_own_retracing_is_not_the_learners(tmp_path, monkeypatch, caplog):
+    def warns(x):
+        logging.getLogger("tensorflow").warning("5 out of the last 5 calls triggered tf.function retracing.")
+        logging.getLogger("tensorflow").warning("Something else.")
+        return 2 * x
+
+    monkeypatch.setitem(globals(), "double", warns)
+    assert check(exercise(tmp_path)) is None
+    assert "Something else." in caplog.text and "retracing" not in caplog.text
 
 
 def test_right_answer_is_kept_and_raises_nothing(tmp_path, monkeypatch):

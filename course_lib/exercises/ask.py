@@ -5,13 +5,18 @@ references, so that a grader can run it inside a sandbox.
 """
 
 import difflib
+import dis
 import functools
+import itertools
 import linecache
 import re
+import reprlib
 from collections.abc import Callable, Mapping
 from types import FunctionType, GeneratorType
 
 import numpy as np
+
+from course_lib.exercises.time_limit import OutOfTime, time_limit
 
 WRITE_HERE = "write your answer here"  # ends the message of what generation puts into a blank
 _PLAIN_SCALARS = (bool, int, float, str, type(None))
@@ -45,11 +50,13 @@ def ask(
     names: Mapping[str, object],
     seed: int,
     look: Callable[[object], object] = lambda result: result,
+    seconds: float | None = None,
 ) -> dict[str, object]:
     """Probe the learner's names with inputs drawn from the seed.
 
     names    the learner's namespace
     look     called with what a function of the learner's has come back with; gives what the probe gets instead
+    seconds  after which it is stopped; see time_limit
     Returns  the probe's plain values; or, when the code did not get that far,
              {"stopped": {"kind", "line", ...}} with kind "missing", "blank",
              "nothing", "raised" (and its "error") or "not plain"
@@ -61,14 +68,19 @@ def ask(
             return _stopped("blank", f"{name} is still blank")
     try:
         watched = {name: _watched(names[name], look) for name in asks_for}
-        return plain(probe(watched, seed))
+        with time_limit(seconds):
+            return plain(probe(watched, seed))
     except NotPlain as error:
         return _stopped("not plain", str(error))
     except Stopped as stop:
         return _stopped(stop.kind, stop.line, error=stop.error)
     except ReturnedNothing as error:
         said = in_one_line("ReturnedNothing", str(error)).removeprefix("ReturnedNothing: ")
-        return _stopped("nothing", f"{said}; does it end with a `return`?")
+        return _stopped("nothing", said)
+    except OutOfTime as error:
+        place = _own_place(error, names)
+        text = f"it had not ended after {seconds:g} s{place and ', ' + place}; does a loop or a data set never end?"
+        return _stopped("raised", text, error="OutOfTime")
     except Exception as error:
         if isinstance(error, NotImplementedError) and _is_blank(error, names):
             return _stopped("blank", _first_line(str(error)))
@@ -127,12 +139,36 @@ def _watched(value: object, look: Callable[[object], object]) -> object:
     def answered(*args, **kwargs):
         result = look(value(*args, **kwargs))
         if result is None:
-            raise ReturnedNothing(f"{answered.__name__} returned None")
+            raise ReturnedNothing(_returned_nothing(value, answered.__name__, args, kwargs))
         if result is ...:
             raise NotImplementedError(WRITE_HERE)
         return map(look, result) if isinstance(result, GeneratorType) else result
 
     return answered
+
+
+def _returned_nothing(function: Callable, name: str, args: tuple, kwargs: Mapping[str, object]) -> str:
+    """The call that gave None, and what is missing there; a `return` only where the function has none."""
+    if not _returns_a_value(function):
+        return f"{name} returned None; does it end with a `return`?"
+    given = ", ".join([*map(_brief, args), *(f"{key}={_brief(value)}" for key, value in kwargs.items())])
+    due = ", or raise the ValueError of its docstring" if "ValueError" in (function.__doc__ or "") else ""
+    return f"{name}({given}) returned None; return an answer in this case too{due}"
+
+
+def _returns_a_value(function: Callable) -> bool:
+    """Whether its code has a `return` with anything but None."""
+    code = getattr(function, "__code__", None) or type(function).__call__.__code__
+    return any(
+        (step.opname == "RETURN_VALUE" and not (before.opname == "LOAD_CONST" and before.argval is None))
+        or (step.opname == "RETURN_CONST" and step.argval is not None)  # Python 3.12
+        for before, step in itertools.pairwise(dis.get_instructions(code))
+    )
+
+
+def _brief(value: object) -> str:
+    shape = getattr(value, "shape", None)
+    return f"an array of shape {tuple(shape)}" if shape else reprlib.repr(value)
 
 
 def _is_blank(error: NotImplementedError, names: Mapping[str, object]) -> bool:

@@ -3,10 +3,12 @@
 Needs IPython only where there is a notebook.
 """
 
+import contextlib
 import dataclasses
+import logging
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from course_lib.errors import CourseError
@@ -16,6 +18,7 @@ from course_lib.exercises.judge import judge
 from course_lib.exercises.question import Question
 from course_lib.exercises.verdict import Verdict
 
+QUICK_SECONDS, LONG_SECONDS = 60.0, 540.0  # a check's limit: many times what a right answer takes on two cores
 VERDICT_MIME = "application/vnd.course.verdict+json"
 
 
@@ -44,15 +47,21 @@ class Exercise:
     def __call__(self, question_name: str) -> None:
         """Check one question on fresh inputs and show the verdict.
 
-        Raises  CheckFailed when the answer is not right; CourseError when the
-                exercise has no such question
+        Raises  CheckFailed when the answer is not right, has not ended in time, or is interrupted;
+                CourseError when the exercise has no such question
         """
         if question_name not in self._questions:
             raise CourseError(f"{self.name} has no question {question_name!r}; it has {', '.join(self._questions)}")
         question, seed = self._questions[question_name], secrets.randbits(32)
-        answers = ask(question.probe, question.asks_for, _namespace(sys._getframe(1)), seed)
-        verdict = self._with_due_hints(judge(question, answers, seed))
-        self._record(verdict, seed)
+        names, seconds = _namespace(sys._getframe(1)), LONG_SECONDS if question.takes_long else QUICK_SECONDS
+        try:
+            with _no_word_of_retracing():
+                answers = ask(question.probe, question.asks_for, names, seed, seconds=seconds)
+                verdict = self._with_due_hints(judge(question, answers, seed))
+        except KeyboardInterrupt:
+            raise CheckFailed(f"{question_name} was interrupted; this check is not counted") from None
+        if not verdict.is_blank:
+            self._record(verdict, seed)
         _show(verdict)
         if not verdict.right:
             raise CheckFailed(verdict.summary)
@@ -91,6 +100,21 @@ class Exercise:
                 f"The check counts, but {self._file} could not be written ({error.strerror or error}); "
                 "make the notebook's folder writable to keep your progress."
             )
+
+
+@contextlib.contextmanager
+def _no_word_of_retracing() -> Iterator[None]:
+    """A check calls functions with new shapes on purpose, and TensorFlow would warn the learner of it."""
+
+    def passes(record: logging.LogRecord) -> bool:
+        return "retracing" not in record.getMessage()
+
+    logger = logging.getLogger("tensorflow")
+    logger.addFilter(passes)
+    try:
+        yield
+    finally:
+        logger.removeFilter(passes)
 
 
 def _namespace(caller) -> Mapping[str, object]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from course_lib.exercises.ask import ask
 from course_lib.exercises.question import Answers, Mistake, Question, Target
-from course_lib.exercises.verdict import NO_ANSWER, TargetResult, Verdict
+from course_lib.exercises.verdict import NO_ANSWER, STILL_BLANK, TargetResult, Verdict
 
 RELATIVE, ABSOLUTE = 1e-5, 1e-7  # float32 rounding; mistakes differ by far more
 LONGEST_DETAIL, LONGEST_PROBLEM = 300, 600  # characters; an answer may quote megabytes into either
@@ -111,7 +111,7 @@ def _has_no_answer(stopped: dict | None) -> bool:
 
 def _problem(stopped: dict) -> str:
     if stopped["kind"] == "blank":
-        return "is still blank"
+        return STILL_BLANK
     line = _cut(stopped["line"], LONGEST_PROBLEM)
     if stopped["kind"] == "missing":
         return f"{NO_ANSWER} yet: {line}"

@@ -76,7 +76,7 @@ class _Run:
 
     def is_open(self, question: str) -> bool:
         """Its check is gone, or stood above its answer."""
-        return question not in self.verdicts or "has no answer" in self.verdicts[question].problem
+        return question not in self.verdicts or self.verdicts[question].is_missing
 
 
 def _run(cells: list[dict], folder: Path, exercise: str, questions: list[str]) -> _Run:

@@ -47,6 +47,16 @@ class Verdict:
         return f"{self.question} is not right yet: {met} of {len(self.targets)} targets met"
 
     @property
+    def is_missing(self) -> bool:
+        """Whether the name that the question asks for was not there."""
+        return self.problem.startswith(NO_ANSWER)
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether there was no answer yet to judge."""
+        return self.problem == STILL_BLANK or self.is_missing
+
+    @property
     def message(self) -> str:
         """The whole verdict as text, a line per target and hint."""
         width = max((len(_word(target)) for target in self.targets), default=0)
@@ -81,6 +91,7 @@ class Verdict:
         )
 
 
+STILL_BLANK = "is still blank"
 NO_ANSWER = "has no answer"  # begins the problem of a verdict on a name that is not there
 _LABELS = ("What is wrong", "Where to look")
 

@@ -39,7 +39,11 @@ class Answer:
         edit    texts that stand once in the answer, each with its replacement; applied in order
         Raises  ValueError for a text that does not stand there once
         """
-        source, names = edited(self.source, edit or {}), {"__name__": "__main__"}  # as in a notebook
+        return self.names_of(edited(self.source, edit or {}))
+
+    def names_of(self, source: str) -> dict[str, object]:
+        """The names that a notebook defines with another source in the answer's place."""
+        names: dict[str, object] = {"__name__": "__main__"}  # as in a notebook
         for part in (_needed(self.before, source), source):
             file = f"<answer {hash(part):x}>"
             # A worker program travels as its source, which Python looks up here, as IPython lets it.

@@ -18,7 +18,7 @@ from course_lib.exercises.judge import judge
 from course_lib.exercises.judges import published
 from course_lib.exercises.notebook_cells import answer_notes, answering_cells, checked_questions, notebook_of
 from course_lib.exercises.question import Question
-from course_lib.exercises.verdict import NO_ANSWER, Verdict
+from course_lib.exercises.verdict import Verdict
 from course_lib.staff.grade.results import Result
 from course_lib.staff.grade.review import suspicious, syntax_tree
 from course_lib.staff.grade.sandbox import Limits, SandboxRun
@@ -181,7 +181,7 @@ def _verdict_or_error(
     """The verdict; where an answer is missing because its own cell failed, that error."""
     own = [errors.get(place + 1, "") for place in answering_cells(cells, question)]
     failed = next((error for error in own if error and WRITE_HERE not in error), None)
-    if verdict and failed and verdict.problem.startswith(NO_ANSWER):
+    if verdict and failed and verdict.is_missing:
         return _without_points(question, f"could not run: {failed}")
     return verdict
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from course_lib.errors import CourseError
-from course_lib.exercises.verdict import NO_ANSWER, Verdict
+from course_lib.exercises.verdict import Verdict
 
 CSV = "results.csv"
 BYTE_ORDER_MARK = "\ufeff"  # without it Excel reads UTF-8 as the machine's old code page; Python: encoding="utf-8-sig"
@@ -156,7 +156,7 @@ def state(verdict: Verdict) -> str:
     """What became of a question, as the class that colours it: "right", "wrong", "blank" or "unchecked"."""
     if verdict.right:
         return "right"
-    if verdict.problem.startswith(("is still blank", NO_ANSWER)):
+    if verdict.is_blank:
         return "blank"
     return "unchecked" if verdict.problem.startswith("was not checked") else "wrong"
 
