@@ -321,7 +321,7 @@ def leaves(tree, path=()):
     return {key: leaf for at, part in branches for key, leaf in leaves(part, (*path, at)).items()} or {path: tree}
 
 
-@pytest.mark.slow(seconds=310)  # the first to start: nothing else is as long by itself
+@pytest.mark.slow(seconds=110)
 def test_fitting_again_with_and_without_each_source_gives_what_is_stored():
     """To a percent, because three digits are stored."""
     again = calibrate.report(calibrate.samples(published_runs.read_table(published_runs.PUBLISHED)))

@@ -273,7 +273,6 @@ WITHOUT = {**dict.fromkeys((*IN_A_LOOP, SERVER), NOT_IN_A_LOOP), **dict.fromkeys
 PAIRS = [(helper, name) for name in ZOO for helper in HELPERS if name not in WITHOUT.get(helper, ())]
 PAIRS += [(helper, name) for name in USES for helper in (*WITH_FIT, WORKERS)]
 QUICK = {"L1 and L2 regularizers", "tokens with a mask", "fit with ReduceLROnPlateau"}
-WANTED = [name for name, member in ZOO.items() if not member.long]  # in jobs, which run all at once
 
 
 @functools.cache
@@ -296,7 +295,7 @@ def tried(run) -> Run | str:
 @functools.cache
 def of_job(helper: str) -> dict[str, Run | str]:
     function, tasks = JOBS[helper]
-    job = cluster.Job(f"{__file__}:{function}", **tasks, arguments={"members": WANTED})
+    job = cluster.Job(f"{__file__}:{function}", **tasks, arguments={"members": WANTED[helper]})
     done = cluster.run(job, show=None)
     return done.results["chief 0" if helper == SERVER else "worker 1"]
 
@@ -304,7 +303,7 @@ def of_job(helper: str) -> dict[str, Run | str]:
 @functools.cache
 def on_jax() -> dict[str, dict[str, str]]:
     """Judged there, against Keras' fit on JAX and one device."""
-    command = [sys.executable, Path(__file__).with_name("zoo_on_jax.py"), *WANTED]
+    command = [sys.executable, Path(__file__).with_name("zoo_on_jax.py"), *WANTED[GROUPS]]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
 
 
@@ -336,7 +335,7 @@ def is_long(helper: str, name: str) -> bool:
     around ExactPartialBatches, which is tried on more, two of three members, and of the others every second one."""
     place = [*ZOO, *USES].index(name)
     around = helper in ("SeveralSteps, 2", "AgreeingLossScale, 2", "ResumePoint, 2")
-    left_out = place % 3 > 0 if around else place % 2 != HELPERS.index(helper) % 2
+    left_out = place % 3 > 0 if around else place % 2 != (helper not in (GROUPS, SHARDED) and HELPERS.index(helper) % 2)
     return (
         (name in ZOO and ZOO[name].long)
         or helper in ("replicated_step, 4", "ExactPartialBatches, 4")
@@ -345,7 +344,8 @@ def is_long(helper: str, name: str) -> bool:
 
 
 TRIED = [pair for pair in PAIRS if not is_long(*pair)]
-TOGETHER = [(WORKERS,), (SERVER,), (GROUPS, SHARDED)]  # one process, or one job, tries all members
+TOGETHER = [(WORKERS,), (SERVER,), (GROUPS, SHARDED)]  # one process, or one job, tries all its members
+WANTED = {helper: [name for one, name in TRIED if one == helper and name in ZOO] for helper in sum(TOGETHER, ())}
 
 
 @pytest.mark.parametrize(
@@ -400,7 +400,7 @@ if __name__ == "__main__":
     wanted = sys.argv[1:]
     table = json.loads(STORED.read_text()) if wanted else {}
     pairs = [pair for pair in PAIRS if not wanted or set(wanted) & set(pair)]
-    WANTED[:] = [name for name in ZOO if any(name == asked for _, asked in pairs)]
+    WANTED.update(dict.fromkeys(WANTED, [name for name in ZOO if any(name == asked for _, asked in pairs)]))
     for helper, name in pairs:
         table.setdefault(helper, {})[name] = verdict(helper, name)
         print(f"{helper:24} {name:36} {table[helper][name][:110]}", flush=True)

@@ -37,6 +37,7 @@ LEAST = {"fragmentation": 1.0}
 NAMES = {"memory": tuple(MEMORY), "time": (*FAMILIES, *SHARES, *TRAFFIC)}
 # Standard deviations of logarithms: of a constant around its start, of a run around its source, and of a source's
 # offset. Memory is arithmetic, and sources differ little; speed is their network, their kernels and their settings.
+STEP = 1e-7  # of a difference quotient, in logarithms of constants
 PRIOR, NOISE, OFFSETS = 0.5, 0.05, {"memory": 0.03, "time": 0.15}
 
 
@@ -136,11 +137,22 @@ def _fit(found: Mapping[str, Sequence[Sample]], kind: str, start: Calibration) -
         priors = unknown[: len(names)] / PRIOR, unknown[len(names) :] / OFFSETS[kind]
         return np.concatenate([np.array(misses) / NOISE, *priors])
 
+    def jacobian(unknown: np.ndarray) -> np.ndarray:
+        """By differences for the constants alone: an offset moves its source's residuals one to one."""
+        here = residuals(unknown)
+        steps = STEP * np.eye(len(unknown))[: len(names)]
+        of_constants = [(residuals(unknown + step) - here) / STEP for step in steps]
+        of_offsets = np.zeros((len(here), len(sources)))
+        for row, sample in enumerate(known):
+            of_offsets[row, sources.index(sample.source)] = -1 / NOISE
+        of_offsets[len(known) + len(names) :] = np.eye(len(sources)) / OFFSETS[kind]
+        return np.column_stack([*of_constants, of_offsets])
+
     free = [math.inf] * len(sources)
     least = [math.log(LEAST[name] / value) if name in LEAST else -math.inf for name, value in zip(names, begin)]
     most = [math.log(MOST.get(name, math.inf) / value) for name, value in zip(names, begin)]
     bounds = ([*least, *np.negative(free)], [*most, *free])
-    solved = least_squares(residuals, np.zeros(len(names) + len(sources)), bounds=bounds, loss="soft_l1")
+    solved = least_squares(residuals, np.zeros(len(names) + len(sources)), jacobian, bounds, loss="soft_l1")
     return _with(start, names, begin * np.exp(solved.x[: len(names)]))
 
 
