@@ -12,6 +12,7 @@ import pytest
 
 from course_lib import collectives, pipeline, planner
 from course_lib.cli import main
+from course_lib.errors import CourseError
 from course_lib.planner import calibrate, published_runs, tpu_memory
 from course_lib.planner.blocks import Block, Chain
 from course_lib.planner.calibration import FITTED
@@ -285,6 +286,60 @@ def test_the_search_ranks_what_fits_and_says_why():
         if time - found.best.step.kinds[kind] > 0.01 * found.best.step.total
     ]
     assert all(f"more {kind}" in found.reason for kind in kinds)
+
+
+def test_the_search_predicts_what_predict_does():
+    """Of a model by numbers too, for whose TPU steps there are the compiler's formulas."""
+    model = planner.Transformer(4, 512, 8, 8192, 512, tied=False, flash=False)
+    cluster = planner.Cluster(planner.find_chip("tpu-v5e"), 4)
+    found = planner.search(model, cluster, 256)
+    for one in (*found.ranked, *found.refused):
+        again = planner.predict(model, cluster, one.layout, 256)
+        assert (one.memory, one.step) == (again.memory, again.step)
+        as_compiled = one.layout.pipeline == 1 and one.layout.zero in (0, 3) and one.layout.recompute != "selective"
+        assert (one.note == "") == as_compiled
+    assert any(one.layout.tensor > 1 and not one.note for one in (*found.ranked, *found.refused))
+
+
+def test_the_search_leaves_out_what_one_stack_alone_can_build():
+    found = planner.search(MODELS["llama3-8b"], planner.Cluster(A100, 16), 64)
+    tried = {(one.layout.pipeline > 1, one.layout.zero) for one in (*found.ranked, *found.refused)}
+    assert tried == {(False, 0), (False, 1), (False, 2), (False, 3), (True, 0), (True, 1)}
+
+
+def test_a_slice_that_does_not_exist_is_refused():
+    small = planner.Transformer(4, 512, 8, 8192, 512)
+    v5e, v5p = (planner.find_chip(name) for name in ("tpu-v5e", "tpu-v5p"))
+    with pytest.raises(CourseError, match=r"no slice of tpu-v5e has 12 chips.*take 1, 4, 8, 16, .* or 256\."):
+        planner.predict(small, planner.Cluster(v5e, 12), planner.Layout(12), 12)
+    with pytest.raises(CourseError, match="no slice of tpu-v5p has 512,000 chips"):
+        planner.predict(small, planner.Cluster(v5p, 512_000), planner.Layout(512_000), 512_000)
+    assert planner.predict(small, planner.Cluster(v5p, 512), planner.Layout(512), 512).memory.total
+
+
+@pytest.mark.parametrize("optimizer, slots", [("adam", 2), ("lion", 1), ("sgd", 0)])
+def test_the_optimizer_counts_for_a_transformer_by_numbers(optimizer, slots, capsys):
+    call = ["plan", "llama2-7b", "--chip", "a100-80gb", "--batch", "1", "--optimizer", optimizer, "--json"]
+    main(call)
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["memory_bytes"]["optimizer"] == 4 * slots * answer["parameters"]
+
+
+def test_another_optimizer_of_a_transformer_by_numbers_gets_one_clear_line(capsys):
+    assert main(["plan", "llama2-7b", "--chip", "a100-80gb", "--batch", "1", "--optimizer", "shampoo"]) == 2
+    assert "the planner knows the optimizers adam, adamw, lion, momentum, rmsprop, sgd" in capsys.readouterr().err
+
+
+def test_frozen_weights_are_held_without_gradients_and_slots():
+    """Under ZeRO-3 they are divided with the others."""
+    trained, frozen = Block("trained", parameters=100, flops=1), Block("frozen", flops=1, frozen_bytes=4_000)
+    chain = Chain("two", (frozen, trained))
+    for zero, share in ((0, 1), (3, 4)):
+        need = memory(chain, planner.Layout(4, zero=zero, precision="float32"), 4, EXACT)
+        assert need.weights == (4 * 100 + 4_000) / share
+        assert (need.gradients, need.optimizer) == (4 * 100 / share, 8 * 100 / share)
+    prediction = planner.predict(chain, planner.Cluster(A100, 1), planner.Layout(), 1)
+    assert "100 parameters that are trained, beside 3.91 KiB that are not" in repr(prediction)
 
 
 def test_the_search_says_when_nothing_fits():

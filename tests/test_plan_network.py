@@ -104,6 +104,25 @@ def test_a_shared_layer_has_its_parameters_once_and_its_arithmetic_twice():
     assert first.flops == second.flops == 2 * 8 * 8
 
 
+def test_what_is_not_trained_stands_at_its_layer():
+    base = keras.layers.Dense(64, name="base")
+    layers = [base, keras.layers.BatchNormalization(name="norm"), keras.layers.Dense(10, name="head")]
+    model = keras.Sequential([keras.Input((32,)), *layers])
+    base.trainable = False
+    chain = from_keras(model)
+    assert {block.name: block.frozen_bytes for block in chain.blocks} == {
+        "base": 4 * (32 + 1) * 64,
+        "norm": 4 * 2 * 64,  # the moving mean and variance
+        "head": 0,
+    }
+    assert chain.parameters == 2 * 64 + (64 + 1) * 10
+    base.trainable = True
+    base.enable_lora(8)  # the kernel is frozen
+    chain = from_keras(model)
+    assert chain.frozen_bytes == 4 * (32 * 64 + 2 * 64)
+    assert chain.parameters == 8 * (32 + 64) + 64 + 2 * 64 + (64 + 1) * 10
+
+
 def test_a_nested_model_is_flattened():
     layers = [keras.layers.Dense(6, name="one"), keras.layers.Dense(5, name="two")]
     inner, inputs = keras.Sequential([keras.Input((8,)), *layers], name="inner"), keras.Input((8,))

@@ -30,6 +30,7 @@ class Block:
     exchanged         numbers that tensor parallelism sums over its devices in the forward pass
     keys              keys and values, which sequence parallelism passes around
     logits            numbers of the model's output, which the loss takes in float32
+    frozen_bytes      of weights that are not trained, in their own dtype
     """
 
     name: str
@@ -45,6 +46,7 @@ class Block:
     exchanged: float = 0
     keys: float = 0
     logits: float = 0
+    frozen_bytes: float = 0
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,11 @@ class Chain:
     @property
     def parameters(self) -> int:
         return sum(block.parameters for block in self.blocks)
+
+    @property
+    def frozen_bytes(self) -> float:
+        """Of weights that no gradient and no optimizer slot belongs to."""
+        return sum(block.frozen_bytes for block in self.blocks)
 
     @property
     def flops(self) -> float:

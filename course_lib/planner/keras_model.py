@@ -105,8 +105,9 @@ class KerasChain(Chain):
 def from_keras(model, optimizer="adam") -> KerasChain:
     """Count a Keras model's blocks: one for each call of a layer that computes.
 
-    A layer that is called twice has its parameters counted at the first call, and its arithmetic at both. The loss
-    is taken to be the cross-entropy of the model's outputs. Loops over time (RNNs) count one turn on TensorFlow.
+    A layer that is called twice has its parameters counted at the first call, and its arithmetic at both. Frozen
+    layers have weights, and the arithmetic of trained ones. The loss is taken to be the cross-entropy of the model's
+    outputs. Loops over time (RNNs) count one turn on TensorFlow.
 
     model      functional, Sequential, or subclassed and built; every size but the batch's known
     optimizer  a name or a Keras optimizer: for the numbers it keeps per parameter
@@ -189,7 +190,25 @@ def _blocks(two: Trace, three: Trace, model) -> tuple[Block, ...]:
     pairs = zip(two.tensors.items(), three.tensors.values())
     grown = {key: replace(one, numbers=more.numbers - one.numbers) for (key, one), more in pairs}
     flops = [b.flops - a.flops for a, b in zip(two.operations, three.operations)]
-    return _Count(two, grown, flops).blocks([math.prod(variable.shape) for variable in model.trainable_variables])
+    blocks = _Count(two, grown, flops).blocks([math.prod(variable.shape) for variable in model.trainable_variables])
+    return _with_frozen(blocks, model.non_trainable_variables)
+
+
+def variable_bytes(variables) -> list[int]:
+    """Of each of some Keras variables, in its own dtype."""
+    import ml_dtypes  # noqa: F401, which names bfloat16 to NumPy
+    import numpy as np
+
+    return [math.prod(one.shape) * np.dtype(one.dtype).itemsize for one in variables]
+
+
+def _with_frozen(blocks: tuple[Block, ...], variables) -> tuple[Block, ...]:
+    """What is not trained, at the block whose layer the variable's path names; else at the last block."""
+    held = Counter()
+    for variable, size in zip(variables, variable_bytes(variables)):
+        layers = variable.path.split("/")
+        held[next((place for place, block in enumerate(blocks) if block.name in layers), len(blocks) - 1)] += size
+    return tuple(replace(block, frozen_bytes=held[place]) for place, block in enumerate(blocks))
 
 
 class _Count:

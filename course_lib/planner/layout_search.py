@@ -13,11 +13,12 @@ from course_lib.errors import CourseError
 from course_lib.planner.blocks import Chain
 from course_lib.planner.layout import RECOMPUTE, ZERO, Layout
 from course_lib.planner.prediction import Prediction, in_bytes, in_seconds, predict
-from course_lib.planner.rented_chips import Cluster
+from course_lib.planner.rented_chips import TPU, Cluster
 from course_lib.planner.transformer import Transformer
 from course_lib.table import Table
 
 SHOWN = 8
+IN_A_PIPELINE = (0, 1)  # DeepSpeed and Megatron refuse the other ZeRO stages there
 ALIKE = 0.02  # times that differ by less count as equal, and the simpler layout goes first
 
 
@@ -94,12 +95,13 @@ def search(
     """Predict every sensible layout: all factorings of the number of chips, with tensor parallelism inside a node.
 
     precision  by default the chip's usual one
-    Micro-batches are powers of two; sequence parallelism is left to `predict`.
+    Micro-batches are powers of two; sequence parallelism, interleaving, and ZeRO-2 and 3 in a pipeline are left
+    to `predict`.
     Raises  CourseError when no layout divides the batch
     """
     chain = model.chain() if isinstance(model, Transformer) else model
     given = layouts(chain, cluster, global_batch, precision or cluster.chip.usual_precision)
-    tried = [predict(chain, cluster, one, global_batch, examples_per_second=examples_per_second) for one in given]
+    tried = [predict(model, cluster, one, global_batch, examples_per_second=examples_per_second) for one in given]
     if not tried:
         raise CourseError(
             f"no layout on {cluster.chips} chips divides a global batch of {global_batch:,}: "
@@ -136,11 +138,16 @@ def layouts(chain: Chain, cluster: Cluster, global_batch: int, precision: str) -
             fine = tensor <= most_tensor and chain.heads % tensor == 0 and pipeline <= most_stages
             if not fine or global_batch % data:
                 continue
-            stages = ZERO if data > 1 else (0,)
+            stages = (ZERO if pipeline == 1 else IN_A_PIPELINE) if data > 1 else (0,)
             choices = itertools.product(_powers_of_two(global_batch // data), stages, recompute)
             for micro_batch, zero, again in choices:
                 sizes = (data, tensor, pipeline, 1, micro_batch)
-                yield Layout(*sizes, again, zero, precision, split_norms=tensor > 1)
+                yield Layout(*sizes, again, zero, precision, split_norms=splits_norms(tensor, cluster))
+
+
+def splits_norms(tensor: int, cluster: Cluster) -> bool:
+    """Whether tensor parallelism divides the norms too, as Megatron does by default and Keras on a TPU does not."""
+    return tensor > 1 and cluster.chip.family != TPU
 
 
 def _divisors(number: int) -> list[int]:

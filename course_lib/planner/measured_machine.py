@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from course_lib.errors import CourseError
-from course_lib.planner.keras_model import KerasChain, input_shapes
+from course_lib.planner.keras_model import KerasChain, input_shapes, variable_bytes
 from course_lib.planner.layout import Layout
 from course_lib.planner.memory import Memory
 from course_lib.planner.rented_chips import MEASURED, Chip, Cluster
@@ -150,14 +150,15 @@ def memory(network: KerasChain, machine: MeasuredMachine, layout: Layout, global
     _checked(network, machine, layout, global_batch)
     program = trace_tensorflow.traced_graph(network.model, input_shapes(network.model, layout.micro_batch))
     weights = [4 * math.prod(variable.shape) for variable in network.model.trainable_variables]
+    frozen = variable_bytes(network.model.non_trainable_variables)
     inputs = [program.trace.tensors[key].bytes for key in program.trace.inputs]
-    added = step_bytes(program.trace, program.gradients, [*weights * (1 + network.slots), *inputs])
+    added = step_bytes(program.trace, program.gradients, [*weights * (1 + network.slots), *frozen, *inputs])
     gradients = sum(weights)
     kept = 4 * layout.micro_batch * sum(block.kept for block in network.blocks)
     plain, convolving = machine.framework_bytes
     convolves = any(op.type.startswith("Conv") for op in program.graph.get_operations())
     return Memory(
-        weights=gradients,
+        weights=gradients + sum(frozen),
         gradients=gradients,
         optimizer=gradients * network.slots,
         activations=kept,

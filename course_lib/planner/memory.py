@@ -32,7 +32,7 @@ class ByKind:
 class Memory(ByKind):
     """Bytes of the fullest device at a step's peak.
 
-    weights      the copy of the parameters that the forward pass reads
+    weights      the copy of the parameters that the forward pass reads, and what is frozen
     gradients    until the update
     optimizer    its slots, with the float32 master copy where there is one
     activations  what the forward pass keeps for the backward
@@ -102,7 +102,7 @@ def _stage(chain: Chain, stage: int, stages, layout: Layout, micro_batches: int,
     if stage + 1 < len(stages):  # what was sent to the next stage is held until its gradient comes back
         kept += boundary_bytes(stages[stage + 1], layout)
     return Memory(
-        weights=parameters * numbers.weights / shards[3],
+        weights=(parameters * numbers.weights + stages[stage].total(lambda block: block.frozen_bytes)) / shards[3],
         gradients=parameters * numbers.gradients / shards[2],
         optimizer=parameters * (numbers.master + 4 * chain.slots) / shards[1],
         activations=kept * in_flight(stage, layout, micro_batches) * constants.fragmentation,

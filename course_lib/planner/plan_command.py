@@ -5,6 +5,7 @@ import csv
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from course_lib import devices
@@ -14,7 +15,7 @@ from course_lib.planner.blocks import Chain
 from course_lib.planner.calibration import fitted
 from course_lib.planner.keras_model import first_line, from_keras
 from course_lib.planner.layout import DEGREES, PRECISIONS, RECOMPUTE, ZERO, Layout
-from course_lib.planner.layout_search import search
+from course_lib.planner.layout_search import search, splits_norms
 from course_lib.planner.measured_machine import this_machine
 from course_lib.planner.prediction import predict
 from course_lib.planner.published_runs import NEEDED, PREDICTED, fill, read_table
@@ -34,6 +35,7 @@ MODELS = {
     "llama3-405b": Transformer(126, 16384, 128, 128256, 8192, 53248, 8, **LLAMA),
 }
 BY_NUMBERS = "layers=48,hidden=6144,heads=64,vocabulary=51200,sequence_length=2048"
+SLOTS = {"adam": 2, "adamw": 2, "lion": 1, "momentum": 1, "rmsprop": 1, "sgd": 0}  # numbers kept per parameter
 ONE_LAYOUT = {"micro_batch": None, "recompute": "none", "zero": 0, "interleave": 1}  # a search tries these itself
 
 
@@ -54,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--interleave", type=int, default=1, help="chunks of the model per pipeline stage")
     precision = "Keras' policies, or with a master copy; the chip's usual one by default"
     add("--precision", choices=PRECISIONS, help=precision)
-    add("--optimizer", default="adam", help="of a Keras model: adam, momentum or sgd")
+    add("--optimizer", default="adam", help=f"{', '.join(SLOTS)}; of a Keras model any that Keras knows")
     fed = "what the input pipeline delivers; enough by default"
     add("--examples-per-second", type=float, default=0, help=fed)
     table = "predict every row of a table with the columns of planner/runs.csv"
@@ -121,9 +123,13 @@ def _table(source: Path | None, target: Path | None) -> int:
 
 
 def _model(text: str, optimizer: str) -> Transformer | Chain:
-    if text in MODELS:
-        return MODELS[text]
-    return _by_numbers(text) if "=" in text else _own(text, optimizer)
+    if text not in MODELS and "=" not in text:
+        return _own(text, optimizer)
+    if optimizer not in SLOTS:
+        raise CourseError(
+            f"of a transformer by numbers the planner knows the optimizers {', '.join(SLOTS)}, not {optimizer!r}."
+        )
+    return replace(MODELS.get(text) or _by_numbers(text), slots=SLOTS[optimizer])
 
 
 def _own(text: str, optimizer: str) -> Chain:
@@ -150,7 +156,7 @@ def _own(text: str, optimizer: str) -> Chain:
 
 
 def _by_numbers(text: str) -> Transformer:
-    known = Transformer.__dataclass_fields__
+    known = [name for name in Transformer.__dataclass_fields__ if name != "slots"]  # --optimizer says it
     numbers: dict[str, int | bool] = {}
     for part in text.split(","):
         name, _, value = (piece.strip() for piece in part.partition("="))
@@ -190,5 +196,5 @@ def _layout(arguments: argparse.Namespace, cluster: Cluster) -> Layout:
         zero=arguments.zero,
         precision=arguments.precision or cluster.chip.usual_precision,
         interleave=arguments.interleave,
-        split_norms=degrees["tensor"] > 1,
+        split_norms=splits_norms(degrees["tensor"], cluster),
     )

@@ -9,12 +9,14 @@ from course_lib.planner.blocks import Chain
 from course_lib.planner.calibration import Calibration, fitted
 from course_lib.planner.layout import Layout
 from course_lib.planner.memory import Memory, memory
-from course_lib.planner.rented_chips import GIB, TPU, Cluster
+from course_lib.planner.rented_chips import GIB, TPU, Cluster, slice_sizes
 from course_lib.planner.step_time import StepTime, step_time, with_input
 from course_lib.planner.transformer import Transformer
 from course_lib.table import Table
 
 Interval = tuple[float, float]
+# For what the TPU's compiler keeps, see tpu_memory.py: twice a GPU's for the model that it was read for.
+AS_ON_A_GPU = "Activations are counted as on a GPU; a TPU's compiler may keep twice as much: `course compile` asks it."
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,6 +30,7 @@ class Prediction:
                      tpu_memory.py
     step_interval    seconds, in the same sense
     model_flops      arithmetic that the model itself needs in a step, without recomputation
+    note             what to know about these figures, or empty
     """
 
     chain: Chain
@@ -38,6 +41,7 @@ class Prediction:
     step: StepTime
     memory_interval: Interval
     step_interval: Interval
+    note: str = ""
 
     @property
     def fits(self) -> bool:
@@ -73,6 +77,7 @@ class Prediction:
             "layout": dict(vars(self.layout)),
             "global_batch": self.global_batch,
             "parameters": self.chain.parameters,
+            "frozen_bytes": self.chain.frozen_bytes,
             "memory_bytes": {**self.memory.kinds, "total": self.memory.total},
             "memory_interval_bytes": self.memory_interval,
             "step_seconds": {**self.step.kinds, "total": self.step.total},
@@ -80,20 +85,23 @@ class Prediction:
             "model_flops_share": self.model_flops_share,
             "fits": self.fits,
             "verdict": self.verdict,
+            "note": self.note,
         }
 
     def __repr__(self) -> str:
-        return f"{self._title}\n{self._table!r}"
+        return "\n".join([self._title, repr(self._table), *filter(None, [self.note])])
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(self._title)}</p>{self._table._repr_html_()}"
+        note = f"<p>{escape(self.note)}</p>" if self.note else ""
+        return f"<p>{escape(self._title)}</p>{self._table._repr_html_()}{note}"
 
     @property
     def _title(self) -> str:
-        count, cluster = self.chain.parameters, self.cluster
+        count, frozen, cluster = self.chain.parameters, self.chain.frozen_bytes, self.cluster
         parameters = f"{count / 1e9:,.3g} billion" if count >= 1e9 else f"{count:,}"
+        beside = f" that are trained, beside {in_bytes(frozen)} that are not" if frozen else ""
         return (
-            f"{self.chain.name}, {parameters} parameters, global batch {self.global_batch:,}, "
+            f"{self.chain.name}, {parameters} parameters{beside}, global batch {self.global_batch:,}, "
             f"on {cluster.chips} x {cluster.chip.name}: {self.layout}"
         )
 
@@ -115,7 +123,7 @@ def predict(
 ) -> Prediction:
     """Memory and time of one training step in one layout.
 
-    model                a Transformer by numbers (trained with Adam), or a chain, such as from_keras() makes
+    model                a Transformer by numbers, or a chain, such as from_keras() makes
     examples_per_second  that the input pipeline delivers; 0 for enough
     Raises               CourseError when the layout does not multiply to the chips, the batch
                          does not divide, or the chip lacks the precision
@@ -127,7 +135,9 @@ def predict(
     step = with_input(step, global_batch, examples_per_second)
     memory_interval = tuple(need.total * side for side in around_memory)
     step_interval = tuple(step.total * side for side in around_step)
-    return Prediction(chain, cluster, layout, global_batch, need, step, memory_interval, step_interval)
+    as_gpu = cluster.chip.family == TPU and not tpu_memory.compilable(model, layout)
+    note = AS_ON_A_GPU if as_gpu else ""
+    return Prediction(chain, cluster, layout, global_batch, need, step, memory_interval, step_interval, note)
 
 
 def _require_sense(chain: Chain, cluster: Cluster, layout: Layout) -> None:
@@ -137,9 +147,10 @@ def _require_sense(chain: Chain, cluster: Cluster, layout: Layout) -> None:
             f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} x sequence {layout.sequence} "
             f"takes {layout.chips} chips and the cluster has {chips}: their product must be {chips}."
         )
-    if chip.family == TPU and chips > chip.per_node:
+    if chip.family == TPU and chips not in (sizes := slice_sizes(chip)):
         raise CourseError(
-            f"a slice of {chip.name} has at most {chip.per_node:,} chips, and the planner does not plan several slices."
+            f"no slice of {chip.name} has {chips:,} chips, and the planner does not plan several slices: "
+            f"take {', '.join(f'{size:,}' for size in sizes[:-1])} or {sizes[-1]:,}."
         )
     if layout.interleave > 1 and (layout.pipeline == 1 or chain.layers % pieces):
         raise CourseError(

@@ -110,6 +110,12 @@ CHIPS = {
 }
 
 
+def slice_sizes(chip: Chip) -> list[int]:
+    """Numbers of chips that a slice of this TPU can have, the smallest first."""
+    tpu = TPUS[chip.name.removeprefix("tpu-")]
+    return sorted({find_slice(f"{tpu.name}:{shape}").chips for shape in tpu.shapes})
+
+
 def find_chip(name: str) -> Chip:
     """The chip of a name such as "h100-80gb" or "tpu-v5e".
 

@@ -28,7 +28,7 @@ LOGIT_BYTES = {"mixed_bfloat16": 2, "float32": 4 + 4}
 
 def compilable(model: object, layout: Layout) -> bool:
     """Whether models.transformer makes this model and tpu.compile_step has this layout."""
-    if not isinstance(model, Transformer) or model.kv_heads != model.heads:
+    if not isinstance(model, Transformer) or model.kv_heads != model.heads or model.slots != 2:
         return False
     if model.tied or model.gated or model.flash or model.dropout or layout.split_norms:
         return False

@@ -28,6 +28,7 @@ class Transformer:
     tied             the output layer shares the embedding's matrix
     flash            the attention keeps no scores (Dao and others 2022, arXiv 2205.14135)
     dropout          its masks are kept, a byte for each number that it covers
+    slots            numbers that the optimizer keeps per parameter: 2 for Adam, 1 for Lion, 0 for plain SGD
     Raises           CourseError for a number below 1 or absurdly large, or kv_heads that don't divide the heads
     """
 
@@ -42,6 +43,7 @@ class Transformer:
     tied: bool = True
     flash: bool = True
     dropout: bool = False
+    slots: int = 2
 
     def __post_init__(self):
         object.__setattr__(self, "ffn", 4 * self.hidden if self.ffn is None else self.ffn)
@@ -58,7 +60,7 @@ class Transformer:
     def parameters(self) -> int:
         return self.chain().parameters
 
-    def chain(self, slots: int = 2) -> Chain:
+    def chain(self) -> Chain:
         """The blocks of one example: embedding, l times attention and feed-forward layer, output layer."""
         tokens, table = self.sequence_length, self.vocabulary * self.hidden
         embedding = Block("embedding", parameters=table, split_parameters=table)
@@ -68,7 +70,7 @@ class Transformer:
         sizes = {"flops": 2 * tokens * table, "inputs": numbers, "kept": numbers, "logits": tokens * self.vocabulary}
         head = Block("output", own, own, **sizes)
         blocks = (embedding, *[self._layer()] * self.layers, head)
-        return Chain("transformer", blocks, slots, self.layers, tied, self.heads)
+        return Chain("transformer", blocks, self.slots, self.layers, tied, self.heads)
 
     def _layer(self) -> Block:
         s, h, ffn, keys = self.sequence_length, self.hidden, self.ffn, self.kv_heads / self.heads
