@@ -412,6 +412,53 @@ def test_a_table_comes_back_with_predictions(tmp_path, capsys):
     assert complaint == ["course plan: row 5: column hidden holds 'many', which is not a number of at least 0."]
 
 
+@pytest.mark.parametrize(
+    "changes, why",
+    [
+        ({"zero_stage/fsdp": "ZeRO-3"}, ""),
+        ({"zero_stage/fsdp": "stage 2"}, ""),
+        ({"chip": "A100-SXM4-80GB"}, ""),
+        ({"zero_stage/fsdp": "3 + CPU offload"}, "column zero_stage/fsdp holds '3 + CPU offload', which is no ZeRO"),
+        ({"zero_stage/fsdp": "always"}, "column zero_stage/fsdp holds 'always'"),
+        ({"recompute": "yes"}, "column recompute holds 'yes': say none, selective or full."),
+        ({"precision": "int8"}, "column precision holds 'int8': say fp32, fp16, bf16 or fp8."),
+        ({"n_chips": "16"}, "n_chips is 16, and dp, tp, pp and cp multiply to 384."),
+        ({"global_batch": "2049"}, "global_batch is 2049, which 8 x microbatch, 16, does not divide."),
+        ({"params_B": "70"}, "params_B is 70, and the dimensions make 150 billion parameters."),
+        ({"tp": "5", "n_chips": "480"}, "tp is 5, which does not divide 112 heads."),
+        ({"chip": "RTX 4090"}, "no chip is called 'RTX 4090'"),
+        ({"chip": ""}, "it names no chip"),
+        ({"model": "Qwen3-30B-A3B"}, "mixtures of experts are not planned"),
+        ({"vocab": "", "seq_len": ""}, "it does not say vocab, seq_len"),
+        ({"global_batch": ""}, "a step's time needs a global_batch"),
+    ],
+    ids=str,
+)
+def test_a_row_without_an_answer_says_why(changes, why):
+    (row, complaint), *_ = published_runs.fill([rows(**changes)], planner.fitted())
+    assert row[published_runs.WHY_NOT].startswith(why) and bool(row[published_runs.WHY_NOT]) == bool(why)
+    assert all(bool(row[name]) == (not why) for name in published_runs.PREDICTED[1:])
+    assert complaint in (None, f"row 2: {row[published_runs.WHY_NOT]}")
+
+
+def test_words_of_a_row_are_read_as_they_are_meant():
+    def layout(**changes):
+        return published_runs.read_run(rows(**changes)).layout
+
+    assert [layout(**{"zero_stage/fsdp": text}).zero for text in ("ZeRO-3", "stage 2", "FSDP", "0", "")] == [
+        3,
+        2,
+        3,
+        0,
+        0,
+    ]
+    assert [layout(precision=text).precision for text in ("fp32", "tf32", "bf16 compute, fp32 weights")] == [
+        "float32",
+        "float32",
+        "mixed_bfloat16",
+    ]
+
+
 def test_every_published_row_is_answered_or_left_empty(tmp_path):
     target = tmp_path / "out.csv"
     main(["plan", "--table", str(published_runs.PUBLISHED), "--out", str(target)])

@@ -18,7 +18,7 @@ from course_lib.planner.layout import DEGREES, PRECISIONS, RECOMPUTE, ZERO, Layo
 from course_lib.planner.layout_search import search, splits_norms
 from course_lib.planner.measured_machine import this_machine
 from course_lib.planner.prediction import predict
-from course_lib.planner.published_runs import NEEDED, PREDICTED, fill, read_table
+from course_lib.planner.published_runs import NEEDED, PREDICTED, WHY_NOT, fill, read_table
 from course_lib.planner.rented_chips import CHIPS, Cluster, find_chip
 from course_lib.planner.transformer import Transformer
 
@@ -112,7 +112,7 @@ def _table(source: Path | None, target: Path | None) -> int:
         print(f"course plan: {complaint}", file=sys.stderr)
     try:
         with target.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]) if rows else [*NEEDED, *PREDICTED])
+            writer = csv.DictWriter(file, list(rows[0]) if rows else [*NEEDED, *PREDICTED, WHY_NOT])
             writer.writeheader()
             writer.writerows(rows)
     except OSError as error:

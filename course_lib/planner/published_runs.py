@@ -24,7 +24,10 @@ WHOLE = ("layers", "hidden", "heads", "ffn", "vocab", "seq_len")
 NUMBERS = ("params_B", *WHOLE, "n_chips", "dp", "tp", "pp", "microbatch", "global_batch")
 NEEDED = (*NUMBERS, "model", "chip", "cp_or_sp", "recompute", "zero_stage/fsdp", "precision")
 PREDICTED = ("predicted_mem_GiB", "predicted_step_time_s")
-EXPERTS = ("moe", "mixtral", "deepseek")
+WHY_NOT = "not_predicted_because"
+EXPERTS = re.compile(r"moe|mixtral|deepseek|-a\d+(\.\d+)?b\b")  # as in Qwen3-30B-A3B
+RECOMPUTED = {"full": "full", "selective": "selective", "custom": "selective", "none": "none", "no": "none", "": "none"}
+MOST_APART = 1.5  # parameters that are stated, and those that the dimensions make: embeddings are counted or not
 PLAIN_ENOUGH = 0.05  # another architecture is tried where a plain one misses the parameters by more than this share
 
 
@@ -57,7 +60,7 @@ def read_run(row: Mapping[str, str]) -> PublishedRun | None:
         if number[name] and number[name] % 1:
             raise CourseError(f"column {name} holds {row[name].strip()!r}, which is not a whole number.")
     chip = _chip(row["chip"])
-    experts = any(word in row["model"].lower() for word in EXPERTS)
+    experts = EXPERTS.search(row["model"].lower())
     if chip is None or experts or not all(number[name] for name in ("hidden", "vocab", "seq_len", "microbatch")):
         return None
     layout = _layout(row, number, chip)
@@ -99,17 +102,51 @@ def read_table(path: Path) -> list[dict[str, str]]:
 
 
 def fill(rows: list[dict[str, str]], constants: Calibration) -> Iterator[tuple[dict[str, str], str | None]]:
-    """Each row with its predictions, empty where the row lacks something, and what is wrong with it or None."""
+    """Each row with its predictions, or why it has none, and what is wrong with it or None."""
     for number, row in enumerate(rows, 2):  # numbered as an editor numbers lines: the header is the first
-        values, complaint = ("", ""), None
+        values, why_not, complaint = ("", ""), "", None
         try:
             run = read_run(row)
-            if run is not None:
+            if run is None:
+                why_not = _what_is_missing(row)
+            else:
+                _require_consistent(row, run)
                 gib, seconds = (f"{value:.5g}" for value in predict_row(run, constants))
-                values = gib, seconds if _number(row, "global_batch") else ""  # memory needs no global batch
+                timed = _number(row, "global_batch")  # memory needs none
+                values, why_not = (gib, seconds if timed else ""), "" if timed else "a step's time needs a global_batch"
         except CourseError as error:
-            complaint = f"row {number}: {error}"
-        yield {**row, **dict(zip(PREDICTED, values))}, complaint
+            why_not, complaint = str(error), f"row {number}: {error}"
+        yield {**row, **dict(zip(PREDICTED, values)), WHY_NOT: why_not}, complaint
+
+
+def _what_is_missing(row: Mapping[str, str]) -> str:
+    """Why read_run gives None, in one line."""
+    if not row["chip"].strip():
+        return "it names no chip"
+    if _chip(row["chip"]) is None:
+        return f"no chip is called {row['chip'].strip()!r}; `course plan --help` names them"
+    if EXPERTS.search(row["model"].lower()):
+        return "mixtures of experts are not planned"
+    if missing := [name for name in ("hidden", "vocab", "seq_len", "microbatch") if not _number(row, name)]:
+        return f"it does not say {', '.join(missing)}"
+    if not _number(row, "layers") and not _number(row, "params_B"):
+        return "it says neither layers nor params_B"
+    return "its chips do not make whole replicas: give n_chips, and dp, tp and pp whose product they are"
+
+
+def _require_consistent(row: Mapping[str, str], run: PublishedRun) -> None:
+    """Raise CourseError where a row says two things that can't both be."""
+    chips, batch, given = (_number(row, name) for name in ("n_chips", "global_batch", "params_B"))
+    layout, counted = run.layout, run.model.parameters / 1e9
+    if chips and chips != layout.chips:
+        raise CourseError(f"n_chips is {chips:g}, and dp, tp, pp and cp multiply to {layout.chips}.")
+    if run.model.heads % layout.tensor:
+        raise CourseError(f"tp is {layout.tensor}, which does not divide {run.model.heads} heads.")
+    if batch and batch != run.global_batch:
+        together = layout.data * layout.micro_batch
+        raise CourseError(f"global_batch is {batch:g}, which {layout.data} x microbatch, {together}, does not divide.")
+    if given and not 1 / MOST_APART < counted / given < MOST_APART:
+        raise CourseError(f"params_B is {given:g}, and the dimensions make {counted:.3g} billion parameters.")
 
 
 def _number(row: Mapping[str, str], column: str) -> float | None:
@@ -125,7 +162,7 @@ def _number(row: Mapping[str, str], column: str) -> float | None:
 
 def _chip(name: str) -> Chip | None:
     """The chip of a name such as "A100-80GB (Selene)"; the smallest of its kind when the name has no size."""
-    plain = re.sub(r"\(.*", "", name.lower()).strip().replace("_", "-").replace(" ", "-").replace("-sxm2", "")
+    plain = re.sub(r"\(.*|-sxm\d|(?<=gb).*", "", name.lower()).strip().replace("_", "-").replace(" ", "-")
     return next((chip for known, chip in CHIPS.items() if known == plain or known.startswith(f"{plain}-")), None)
 
 
@@ -135,7 +172,6 @@ def _layout(row: Mapping[str, str], number: Mapping[str, float | None], chip: Ch
     context = re.search(r"cp(\d+)", words)
     sequence = int(context[1]) if context else 1
     data = int(number["dp"] or (number["n_chips"] or 0) / (tensor * pipeline * sequence))
-    stage = re.match(r"\d", row["zero_stage/fsdp"] or "")
     chunks = re.search(r"(?:interleaving|VP) (\d+)", row.get("note", ""))
     if data < 1 or number["microbatch"] % 1 or (number["tp"] is None and number["n_chips"] != data):
         return None
@@ -146,7 +182,7 @@ def _layout(row: Mapping[str, str], number: Mapping[str, float | None], chip: Ch
         sequence,
         int(number["microbatch"]),
         recompute=_recompute(row["recompute"]),
-        zero=int(stage[0]) if stage else 3 * ("fsdp" in (row["zero_stage/fsdp"] or "").lower()),
+        zero=_zero(row["zero_stage/fsdp"] or ""),
         precision=_precision(row["precision"], chip),
         interleave=int(chunks[1]) if chunks and pipeline > 1 else 1,
         split_norms=words.startswith("sp"),
@@ -154,15 +190,28 @@ def _layout(row: Mapping[str, str], number: Mapping[str, float | None], chip: Ch
     )
 
 
+def _zero(text: str) -> int:
+    words = text.strip().lower()
+    stage = re.match(r"(?:zero|stage)?[-_ ]*([0-3])\b", words)
+    if "offload" in words or not (stage or "fsdp" in words or not words):
+        raise CourseError(f"column zero_stage/fsdp holds {text.strip()!r}, which is no ZeRO stage from 0 to 3.")
+    return int(stage[1]) if stage else 3 * ("fsdp" in words)
+
+
 def _recompute(text: str) -> str:
-    if "full" in text.lower():
-        return "full"
-    return "selective" if "selective" in text.lower() or "custom" in text.lower() else "none"
+    word = re.match(r"\w*", text.strip().lower())[0]
+    if word not in RECOMPUTED:
+        raise CourseError(f"column recompute holds {text.strip()!r}: say none, selective or full.")
+    return RECOMPUTED[word]
 
 
 def _precision(text: str, chip: Chip) -> str:
     """Keras calls amp and float32 weights mixed; plain bf16 and fp16 keep a master copy."""
     words = text.lower()
+    if words and not re.search("fp8|float8|fp16|float16|bf16|mixed|amp|fp32|float32|tf32|default", words):
+        raise CourseError(f"column precision holds {text.strip()!r}: say fp32, fp16, bf16 or fp8.")
+    if re.match(r"\W*(fp32|float32|tf32)", words):
+        return "float32"
     if "fp8" in words and "float8" in chip.flops_per_second:
         return "float8_master"
     if "fp16" in words or "bfloat16" not in chip.flops_per_second:
