@@ -14,6 +14,7 @@ from pathlib import Path
 from course_lib.errors import CourseError
 
 VERSION = "0.1.0"  # pyproject.toml has the same
+READER_GONE = 141  # what a shell says of a program that SIGPIPE ended
 FIRST_PAGE = "/lab/tree/notebooks/00_start_here.ipynb"
 PACKAGE = Path(__file__).resolve().parent
 
@@ -24,7 +25,12 @@ def main(argv: list[str] | None = None) -> int:
     command = " ".join(["course", *argv[:1]])
     try:
         arguments = _parser().parse_args(argv)
-        return arguments.run(arguments)
+        answer = arguments.run(arguments)
+        sys.stdout.flush()  # a reader that has gone is met here, and not at Python's end
+        return answer
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still flushes
+        return READER_GONE
     except CourseError as error:
         print(f"{command}: {error}", file=sys.stderr)
         return 2

@@ -1,6 +1,7 @@
 """The `course` command, as a person types it: answers, exit codes, and no traceback."""
 
 import json
+import os
 import re
 import shlex
 import socket
@@ -67,6 +68,16 @@ def test_help_holds_an_example_that_parses(capsys, command):
 def test_a_mistake_in_the_call_exits_with_2(capsys, line):
     code, out, err = call(capsys, *line.split())
     assert code == 2 and "usage:" in err and out == ""
+
+
+def test_a_reader_that_has_gone_ends_the_command_without_a_word():
+    """As `| head` is after some lines."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    call = [sys.executable, "-m", "course_lib.cli", "plan", "gpt2-124m", "--chip", "a100-80gb", "--batch", "8"]
+    done = subprocess.run(call, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_a_users_mistake_shows_one_line_and_no_traceback():
