@@ -331,15 +331,13 @@ def verdict(helper: str, name: str) -> str:
 
 
 def is_long(helper: str, name: str) -> bool:
-    """Run when the table is written, and not in CI: large models, four replicas where two have been, of the helpers
-    around ExactPartialBatches, which is tried on more, two of three members, and of the others every second one."""
-    place = [*ZOO, *USES].index(name)
-    around = helper in ("SeveralSteps, 2", "AgreeingLossScale, 2", "ResumePoint, 2")
-    left_out = place % 3 > 0 if around else place % 2 != (helper not in (GROUPS, SHARDED) and HELPERS.index(helper) % 2)
+    """Run when the table is written, and not in CI: large models, four replicas where two have been, and of all else
+    two of three, so that each helper meets a third of the members and each member a third of the helpers."""
+    turn = 0 if helper in (GROUPS, SHARDED) else HELPERS.index(helper)  # those two are tried in one process
     return (
         (name in ZOO and ZOO[name].long)
         or helper in ("replicated_step, 4", "ExactPartialBatches, 4")
-        or (left_out and name not in QUICK)
+        or ([*ZOO, *USES].index(name) % 3 != turn % 3 and name not in QUICK)
     )
 
 
