@@ -194,6 +194,18 @@ def _look_for_what_others_left():
 _look_for_what_others_left()
 """
 
+# The encoder of the records: json.dumps looks `_default_encoder` up in its module, and calls what it finds.
+ENCODER = """
+import json
+encoder = vars(json)["_default_" + "encoder"]
+real = encoder.encode
+def encode(record):
+    if type(record) is dict and "begins" in record:
+        return WHAT
+    return real(record)
+encoder.encode = encode
+"""
+
 # Forged results.
 
 FORGE = """
@@ -233,6 +245,35 @@ forged = json.dumps({"question": "q2", "seed": 0, "answers": form.pack({"kept": 
 """
 
 FORGED = (
+    claims_q3(
+        "replaces_the_encoder_of_the_records",
+        ENCODER.replace("WHAT", "real(record)")
+        + """
+import sys
+import numpy as np
+def encode(record):
+    if type(record) is dict and record.get("question") == "q3":
+        arrays = sys.modules["course_lib.exercises.probes.ex00"].arrays(record["seed"], 4)
+        names = ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
+        form = sys.modules["course_lib.staff.grade.sandbox_side.answers"]
+        answers = form.pack({"asked": names, "lives_on": names, "values": [2 * array for array in arrays]})
+        record = {**record, "answers": answers, "stopped": False, "changed": ""}
+    return real(record)
+encoder.encode = encode
+def place(values, device_names):
+    return [tf.constant(value) for value in values]
+""",
+        family="forged",
+    ),
+    *(
+        keeps_two(f"begins_with_{what}", "forged", ENCODER.replace("WHAT", text))
+        for what, text in {
+            "no_json": "'{\"begins\": '",
+            "deep_json": "'{\"begins\": ' + '[' * 100_000",
+            "a_dict": "'{\"begins\": {}}'",
+            "a_long_number": "'{\"begins\": ' + '9' * 5_000 + '}'",
+        }.items()
+    ),
     keeps_q1(
         "writes_to_every_descriptor",
         "forged",

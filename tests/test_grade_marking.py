@@ -1,18 +1,22 @@
 """From a notebook to jobs for a sandbox, and from what comes back to a result: with records made up."""
 
 import json
+import os
+import random
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from course_lib.errors import CourseError
 from course_lib.exercises import judges
 from course_lib.exercises.notebook_cells import question_tags, read_notebook
 from course_lib.exercises.probes import ex00
-from course_lib.staff.grade import grade_one
+from course_lib.staff.grade import feedback, grade_class, grade_one, results, summary
 from course_lib.staff.grade.results import state
-from course_lib.staff.grade.sandbox import Limits, SandboxRun
+from course_lib.staff.grade.sandbox import Limits, SandboxFailed, SandboxRun
 from course_lib.staff.grade.sandbox_side.answers import pack
 from course_lib.staff.grade.submissions import Submission
 
@@ -202,3 +206,81 @@ def test_points_of_an_earlier_run_are_kept_and_three_runs_are_the_most():
 def test_a_submission_that_cannot_be_graded_asks_for_no_sandbox():
     result, jobs = graded([], submission(problem="it is not a notebook"))
     assert result.problem == "it is not a notebook" and jobs == [] and result.of == 0
+
+
+# One submission never stops the class.
+
+
+class _Failing:
+    """A sandbox that fails at every job, before or after its imports."""
+
+    def __init__(self, backend: str, enclosed: bool, is_ready: bool) -> None:
+        self.backend, self.is_ready = backend, is_ready
+
+    def run(self, job: dict) -> SandboxRun:
+        raise SandboxFailed("it fell silent")
+
+    def kill(self) -> None:
+        pass
+
+    close = kill
+
+
+def test_what_fails_its_sandbox_twice_is_its_own_result_and_is_tried_again(monkeypatch):
+    monkeypatch.setattr(grade_class, "Sandbox", lambda *given: _Failing(*given, is_ready=True))
+    pool = grade_class.SandboxPool(enclosed=True)
+    runs = partial(grade_one.run_submission, BOTH, partial(pool.run, "tensorflow"), SECRET, LIMITS)
+    result = grade_class._result(BOTH, runs, SECRET, LIMITS, "by")
+    assert result.problem == "it could not be graded: its sandbox failed 2 times (it fell silent)"
+    assert (result.points, result.verdicts, result.graded_by) == (0, (), "")
+
+
+def test_a_sandbox_that_never_gets_ready_stops_the_class_with_one_line(monkeypatch):
+    monkeypatch.setattr(grade_class, "Sandbox", lambda *given: _Failing(*given, is_ready=False))
+    with pytest.raises(CourseError, match="failed 2 times in a row before it was ready: it fell silent"):
+        grade_class.SandboxPool(enclosed=True).run("tensorflow", {})
+
+
+@pytest.mark.parametrize("error", [TypeError("unsupported"), RecursionError("deep"), MemoryError()], ids=repr)
+def test_what_cannot_be_judged_is_its_own_result(error):
+    def runs():
+        raise error
+
+    result = grade_class._result(BOTH, runs, SECRET, LIMITS, "by")
+    assert result.problem.startswith("it could not be graded: what came back cannot be judged (")
+    assert len(result.problem) <= 300 and result.graded_by == ""
+
+
+NAMES = ("question", "seed", "answers", "changed", "stopped", "threads", "at", "error", "begins", "end", "refused")
+PLAIN = (None, True, 0, -1, 10**30, 1.5, float("nan"), "", "q1", "q9", "\ud800", "x" * 5_000, "{", "8J+YgA==")
+
+
+def odd(rng: random.Random, depth: int = 3) -> object:
+    """A value as JSON may bring it."""
+    kind = rng.random()
+    if depth == 0 or kind < 0.5:
+        return rng.choice([*PLAIN, right(SEEDS["q1"])])
+    if kind < 0.75:
+        return [odd(rng, depth - 1) for _ in range(rng.randrange(4))]
+    return {rng.choice(NAMES): odd(rng, depth - 1) for _ in range(rng.randrange(5))}
+
+
+def odd_run(rng: random.Random) -> SandboxRun:
+    records = [{name: odd(rng) for name in rng.sample(NAMES, rng.randrange(1, 7))} for _ in range(rng.randrange(6))]
+    for record in records:
+        if rng.random() < 0.5:  # else few would get as far as a judge
+            record |= {"question": "q1", "seed": SEEDS["q1"], "answers": record.get("answers", odd(rng))}
+    names = ("limit", "last", "output", "exit", "memory", "failed")
+    return SandboxRun(records, {name: odd(rng) for name in rng.sample(names, rng.randrange(7))})
+
+
+def test_whatever_a_sandbox_answers_there_is_a_result(tmp_path):
+    """FUZZ_CASES=10000 tries more."""
+    for seed in range(int(os.environ.get("FUZZ_CASES", "300"))):
+        run = odd_run(random.Random(seed))
+        result = grade_class._result(BOTH, lambda run=run: [run], SECRET, LIMITS, "by")
+        assert not result.problem, (seed, result.problem)
+        results.write(tmp_path, "ana", result)
+        results.write_csv(tmp_path, [result])
+        feedback.write(tmp_path, [result])
+        summary.write(tmp_path, [result])

@@ -12,7 +12,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
@@ -81,8 +81,9 @@ def grade_all(
 
     jobs      submissions that run at a time
     enclosed  False runs learner code as this user
-    Yields    each submission with its result, as it is done
-    Raises    CourseError when a sandbox fails again and again; every sandbox ends with the generator
+    Yields    each submission with its result, as it is done; one that cannot be graded has a problem, and no mark
+              that would keep the same command from trying it again
+    Raises    CourseError when no sandbox can be made; every sandbox ends with the generator
     """
     if not waiting:
         return
@@ -95,10 +96,23 @@ def grade_all(
             }
             for future in as_completed(futures):
                 one = futures.pop(future)
-                yield one, judge_submission(one, future.result(), secret, limits, graded_by)
+                yield one, _result(one, future.result, secret, limits, graded_by)
         finally:
             pool.kill()
             threads.shutdown(cancel_futures=True)
+
+
+def _result(one: Submission, runs: Callable[[], list], secret: bytes, limits: Limits, graded_by: str) -> Result:
+    """What a submission did to its sandbox, or to its judge, is its own result and nobody else's."""
+    try:
+        return judge_submission(one, runs(), secret, limits, graded_by)
+    except CourseError:
+        raise
+    except SandboxFailed as error:
+        problem = f"it could not be graded: its sandbox failed {TRIES} times ({error})"
+    except Exception as error:
+        problem = f"it could not be graded: what came back cannot be judged ({type(error).__name__}: {error})"[:300]
+    return judge_submission(dataclasses.replace(one, problem=problem), [], secret, limits, graded_by="")
 
 
 def backend_of(exercise: str | None) -> str:
@@ -124,14 +138,21 @@ class SandboxPool:
             one.close()
 
     def run(self, backend: str, job: dict) -> SandboxRun:
-        """Run one job; a sandbox that fails is replaced, and the job runs again. Raises CourseError after TRIES."""
+        """Run one job; a sandbox that fails is replaced, and the job runs again.
+
+        Raises  SandboxFailed after TRIES; CourseError when none of them was ready before it failed
+        """
+        was_ready = False
         for _ in range(TRIES):
+            mine = self._mine(backend)
             try:
-                return self._mine(backend).run(job)
+                return mine.run(job)
             except SandboxFailed as error:
-                failed = error
+                failed, was_ready = error, was_ready or mine.is_ready
                 self._drop()
-        raise CourseError(f"the sandbox failed {TRIES} times in a row: {failed}")
+        if was_ready:
+            raise failed
+        raise CourseError(f"the sandbox failed {TRIES} times in a row before it was ready: {failed}")
 
     def kill(self) -> None:
         """End every sandbox, and start no other one."""

@@ -85,7 +85,7 @@ def judge_submission(
         ),
         notes=(*submission.notes, *elsewhere[:MOST_ERRORS], *endings),
         review=(*_beside_threads(runs, seeds), *copied(submission.exercise, cells), *suspicious(cells)),
-        output=runs[-1].ending.get("output", ""),
+        output=said if isinstance(said := runs[-1].ending.get("output"), str) else "",
     )
 
 

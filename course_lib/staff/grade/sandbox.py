@@ -105,6 +105,7 @@ class Sandbox:
 
     backend   "tensorflow" or "jax"
     enclosed  False runs the code as this user, with nothing in between
+    is_ready  its imports are done
     """
 
     def __init__(self, backend: str, enclosed: bool = True) -> None:
@@ -120,11 +121,11 @@ class Sandbox:
             cwd="/",
         )
         self._rest = bytearray()
-        self._warm = False
+        self.is_ready = False
 
     def run(self, job: dict) -> SandboxRun:
         """Run one job, as sandbox_side takes it. Raises SandboxFailed when the sandbox ends or falls silent."""
-        deadline = time.monotonic() + job["seconds"] + SLACK_SECONDS + (0 if self._warm else WARM_SECONDS)
+        deadline = time.monotonic() + job["seconds"] + SLACK_SECONDS + (0 if self.is_ready else WARM_SECONDS)
         with contextlib.suppress(BrokenPipeError):  # it has ended, which the first read says
             self._process.stdin.write(json.dumps(job).encode() + b"\n")
             self._process.stdin.flush()
@@ -133,7 +134,7 @@ class Sandbox:
             for line in self._lines(deadline):
                 kind, _, text = line.partition(b" ")
                 if kind == b"ready":
-                    self._warm = True
+                    self.is_ready = True
                 elif kind == b"R" and (record := _object(text)) is not None:
                     records.append(record)
                 elif kind == b"E":

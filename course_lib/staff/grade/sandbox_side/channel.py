@@ -44,7 +44,10 @@ def open_channel(descriptor: int, base: FrameType, guard: list[Callable], questi
     questions   a record with answers comes from a frame whose `question` is one of these very objects
     """
     genuine, ours = base.f_globals, frozenset(_codes(base.f_globals))
-    asks, refused, code_names, dumps, any_ = genuine["_look"].__code__, REFUSED, _CODE, json.dumps, any
+    asks, refused, code_names, any_ = genuine["_look"].__code__, REFUSED, _CODE, any
+    # C's own encoder: json.dumps is Python, and reads names of its module that learner code may have replaced.
+    text_of = json.encoder.encode_basestring_ascii
+    encode = json.encoder.c_make_encoder(None, None, text_of, None, ": ", ", ", False, False, True)
     knows, changed = guard.pop(), guard.pop()
     frame_of, exit_, write, process_of, process = sys._getframe, os._exit, os.write, os.getpid, os.getpid()
     disable, enable, mask, every_signal = gc.disable, gc.enable, signal.pthread_sigmask, signal.valid_signals()
@@ -56,7 +59,7 @@ def open_channel(descriptor: int, base: FrameType, guard: list[Callable], questi
 
     def send(record: object) -> None:
         nonlocal count
-        line = seal(key, count, dumps(record).encode())
+        line = seal(key, count, "".join(encode(record, 0)).encode())
         count += 1
         while line:
             line = line[write(descriptor, line) :]

@@ -105,8 +105,15 @@ def _is_anything(value: object) -> bool:
     return True
 
 
-def _is_descriptor(value: object, has=hasattr, kind=type, can_call=callable) -> bool:
-    return has(kind(value), "__get__") or can_call(value)
+_ORDER_OF, _NAMES_OF = type.__dict__["__mro__"].__get__, type.__dict__["__dict__"].__get__
+
+
+def _is_descriptor(value: object, order_of=_ORDER_OF, names_of=_NAMES_OF, kind=type, can_call=callable) -> bool:
+    """Asked of the classes' own tables: `hasattr` would run what a learner's metaclass says."""
+    for one in order_of(kind(value)):
+        if "__get__" in names_of(one):
+            return True
+    return can_call(value)
 
 
 def _closed_over(value: object) -> Iterator[object]:
