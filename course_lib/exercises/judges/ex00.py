@@ -28,16 +28,39 @@ def _each_split(problem):
 
 def _not_one_each(sizes, batch, replicas):
     one_each = len(sizes) == replicas and all(type(size) is int and size >= 0 for size in sizes)
-    return None if one_each else ""
+    return None if one_each else f", and {replicas} whole numbers of at least 0 are wanted"
 
 
 def _another_sum(sizes, batch, replicas):
-    return None if sum(sizes) == batch else f", which adds up to {sum(sizes)}"
+    return None if sum(sizes) == batch else f", which adds up to {sum(sizes):g} and not to {batch}"
 
 
 def _differ(sizes, batch, replicas):
     difference = max(sizes) - min(sizes)
-    return None if difference <= 1 else f", which differ by up to {difference}"
+    return None if difference <= 1 else f", which differ by up to {difference:g}"
+
+
+def _splits_are(split):
+    """Recognise sizes that are split(batch, replicas) for every batch, whichever replica gets which."""
+
+    def recognise(answers, seed):
+        asked = zip(probes.batches(seed), answers["sizes"], strict=True)
+        return all(sorted(sizes) == sorted(split(*batch)) for batch, sizes in asked)
+
+    return recognise
+
+
+def _one_makes_up(answers, seed):
+    """All sizes but one are alike, and that one makes up the difference."""
+
+    def all_but_one_alike(sizes):
+        return len(set(sizes[1:])) <= 1 or len(set(sizes[:-1])) <= 1
+
+    asked = zip(probes.batches(seed), answers["sizes"], strict=True)
+    return all(
+        len(sizes) == replicas and sum(sizes) == batch and all_but_one_alike(sorted(sizes))
+        for (batch, replicas), sizes in asked
+    )
 
 
 SHARD_SIZES = question(
@@ -51,14 +74,21 @@ SHARD_SIZES = question(
         Target("the sizes add up to the global batch", _each_split(_another_sum)),
         Target("no two sizes differ by more than 1", _each_split(_differ)),
     ),
+    recognise={
+        "floats": lambda answers, seed: any(type(size) is float for sizes in answers["sizes"] for size in sizes),
+        "remainder on one replica": _one_makes_up,
+        "one left-over example only": _splits_are(
+            lambda batch, replicas: [batch // replicas] * (replicas - 1) + [batch // replicas + (batch % replicas > 0)]
+        ),
+    },
 )
 
 
 def _all_whole(answers, seed):
-    for name in ("kept", "dropped"):
-        for (examples, batch), steps in zip(probes.epochs(seed), answers[name], strict=True):
+    for name, dropped in _STEPS.items():
+        for epoch, steps in zip(probes.epochs(seed), answers[name], strict=True):
             if type(steps) is not int:
-                return f"for {examples:,} examples in batches of {batch} you return {steps!r}"
+                return f"{_call(epoch, dropped)} gives {steps!r}"
     return True
 
 
@@ -66,22 +96,41 @@ def _steps_are(name, wanted):
     """A target: as many steps as wanted(examples, batch)."""
 
     def holds(answers, seed):
-        for (examples, batch), steps in zip(probes.epochs(seed), answers[name], strict=True):
-            if steps != wanted(examples, batch):
-                spare = steps * batch - examples
-                said = f"take {spare:g} examples more than there are" if spare > 0 else f"leave {-spare:g} unseen"
-                return f"{steps} steps for {examples:,} examples in batches of {batch} {said}"
+        for epoch, steps in zip(probes.epochs(seed), answers[name], strict=True):
+            if steps != wanted(*epoch):
+                said = f", and {wanted(*epoch)} is wanted" if epoch[0] < 10 else ""
+                return f"{_call(epoch, _STEPS[name])} gives {steps}{said}"
         return True
 
     return holds
 
 
+def _call(epoch, dropped):
+    return f"steps_per_epoch({epoch[0]}, {epoch[1]}, drop_remainder={dropped})"
+
+
+def _some(kind):
+    return lambda answers, seed: any(type(steps) is kind for name in _STEPS for steps in answers[name])
+
+
+def _parts_of_steps(answers, seed):
+    return any(steps % 1 for name in _STEPS for steps in answers[name])
+
+
+def _nearest(answers, seed):
+    return all(
+        steps in (round(examples / batch), examples // batch + (2 * (examples % batch) > batch))
+        for (examples, batch), steps in zip(probes.epochs(seed), answers["kept"], strict=True)
+    )
+
+
+_STEPS = {"kept": False, "dropped": True}  # drop_remainder
 STEPS = question(
     name="q2",
     title="Count an epoch's steps",
     asks_for=("steps_per_epoch",),
     probe=probes.probe_steps,
-    form={"kept": [forms.number], "dropped": [forms.number]},
+    form=dict.fromkeys(_STEPS, [forms.scalar]),
     targets=(
         Target("the number of steps is an int", _all_whole),
         Target(
@@ -93,6 +142,12 @@ STEPS = question(
             _steps_are("dropped", lambda examples, batch: examples // batch),
         ),
     ),
+    recognise={
+        "parts of steps": _parts_of_steps,
+        "a float": _some(float),
+        "a comparison": _some(bool),
+        "rounded to the nearest": _nearest,
+    },
 )
 
 
@@ -104,10 +159,23 @@ def _each_on_its_device(answers, seed):
 
 def _doubled(answers, seed):
     values, arrays = answers["values"], probes.arrays(seed, len(answers["asked"]))
-    if [value.shape for value in values] != [array.shape for array in arrays]:
-        return f"the arrays' lengths are {[array.size for array in arrays]}, yours {[value.size for value in values]}"
-    right = all(map(np.allclose, values, [2 * array for array in arrays]))
-    return right or "the lengths are right, the numbers are not"
+    if len(values) != len(arrays):
+        return f"{len(values)} of them for {len(arrays)} arrays"
+    for place, (value, array) in enumerate(zip(values, arrays)):
+        if np.shape(value) != array.shape:
+            return f"array {place} has the shape {array.shape}, tensor {place} {np.shape(value)}"
+        if not np.allclose(value, 2 * array):
+            said = f": {array.tolist()} has become {np.asarray(value).tolist()}" if place == 0 else ""
+            return f"tensor {place} has the right length and other numbers{said}"
+    return True
+
+
+def _left_the_devices(answers, seed):
+    return all(place.startswith("no device") for place in answers["lives_on"])
+
+
+def _in_another_order(answers, seed):
+    return sorted(answers["lives_on"]) == sorted(answers["asked"]) != answers["lives_on"]
 
 
 _PLACED = {"asked": forms.devices, "lives_on": [forms.text]}
@@ -122,9 +190,18 @@ PLACE = question(
         Target("tensor i is the double of array i", _doubled),
     ),
     recognise={
-        "left the devices": lambda answers, seed: all(place.startswith("no device") for place in answers["lives_on"])
+        "left the devices": _left_the_devices,
+        "only the first": lambda answers, seed: len(answers["lives_on"]) == 1 < len(answers["asked"]),
+        "in another order": _in_another_order,
     },
 )
+
+
+def _on_its_own_device(answers, seed):
+    held = _each_on_its_device(answers, seed)
+    if held is True and not answers["first_is_its_own"]:
+        return "on the first device they are others when the other shards are left out"
+    return held
 
 
 def _few_numbers(answers, seed):
@@ -133,12 +210,22 @@ def _few_numbers(answers, seed):
     return max(answers["numbers_sent"]) <= 4 or f"yours send {answers['numbers_sent']}"
 
 
-def _mean_right(answers, seed):
-    return _within(answers["combined"][0], _whole(answers, seed).mean(), MEAN_TOLERANCE)
+def _combined(place, name, tolerance):
+    """A target: the mean or the variance, first of the tiny shards."""
+
+    def holds(answers, seed):
+        tiny = probes.tiny_shards(len(answers["asked"]))
+        own, wanted = answers["tiny"][place], _MOMENTS[place](np.concatenate(tiny))
+        if _within(own, wanted, tolerance) is not True:
+            shown = ", ".join(f"[{', '.join(f'{number:g}' for number in shard)}]" for shard in tiny[:4])
+            return f"for the shards {shown} your {name} is {own:.4g}, and {wanted:.4g} is wanted"
+        return _within(answers["combined"][place], _MOMENTS[place](_whole(answers, seed)), tolerance)
+
+    return holds
 
 
-def _variance_right(answers, seed):
-    return _within(answers["combined"][1], _whole(answers, seed).var(), VARIANCE_TOLERANCE)
+_MOMENTS = (np.mean, np.var)
+_variance_right = _combined(1, "variance", VARIANCE_TOLERANCE)
 
 
 def _bright_variances_right(answers, seed):
@@ -174,17 +261,32 @@ def _mean_of_means(answers, seed):
     return np.isclose(answers["combined"][0], np.mean([shard.mean() for shard in _shards(answers, seed)]))
 
 
-def _variance_is(variance):
-    """Recognise the right mean beside this variance of the seed's shards, nearer to it than to the right one."""
+def _variance_is(*variances):
+    """Recognise the right mean beside one of these variances of the seed's shards.
+
+    variances  functions of the shards' counts n, means m and sums of squared distances q, an array each
+    """
 
     def recognise(answers, seed):
         shards = _shards(answers, seed)
-        return np.allclose(answers["combined"], [np.concatenate(shards).mean(), variance(shards)], rtol=1e-4)
+        n, m, v = (np.array([part(shard) for shard in shards]) for part in (len, np.mean, np.var))
+        wanted = [[np.average(m, weights=n), variance(n, m, n * v)] for variance in variances]
+        return any(np.allclose(answers["combined"], one, rtol=1e-4) for one in wanted)
 
     return recognise
 
 
-_STATISTICS = {"numbers_sent": [forms.count], "combined": (forms.number,) * 2, "bright_variances": [forms.number]}
+def _between(n, m):
+    return np.average((m - np.average(m, weights=n)) ** 2, weights=n)
+
+
+_STATISTICS = {
+    "numbers_sent": [forms.count],
+    "first_is_its_own": forms.flag,
+    "tiny": (forms.any_number,) * 2,
+    "combined": (forms.number,) * 2,
+    "bright_variances": [forms.number],
+}
 STATISTICS = question(
     name="q4",
     title="One batch's statistics from many devices",
@@ -192,19 +294,29 @@ STATISTICS = question(
     probe=probes.probe_statistics,
     form={**_PLACED, **_STATISTICS},
     targets=(
-        Target("the statistics of shard i live on device i", _each_on_its_device),
+        Target("the statistics of shard i, and of no other, live on device i", _on_its_own_device),
         Target("at most 4 numbers leave each device", _few_numbers),
-        Target("the whole batch's mean, to 0.001%", _mean_right),
+        Target("the whole batch's mean, to 0.001%", _combined(0, "mean", MEAN_TOLERANCE)),
         Target("the whole batch's variance, to 0.2%", _variance_right),
         Target("the variance still, to 0.2%, when the values are thousands", _bright_variances_right),
     ),
     recognise={
         "not on the devices": _on_default_device,
+        "left the devices": _left_the_devices,
+        "whole shards": lambda answers, seed: answers["numbers_sent"] == [len(one) for one in _shards(answers, seed)],
         "mean of means": _mean_of_means,
-        "spread between shards lost": _variance_is(
-            lambda shards: np.average([shard.var() for shard in shards], weights=list(map(len, shards)))
+        "spread between shards lost": _variance_is(lambda n, m, q: q.sum() / n.sum(), lambda n, m, q: np.mean(q / n)),
+        "spread within shards lost": _variance_is(lambda n, m, q: _between(n, m), lambda n, m, q: np.var(m)),
+        "spread not weighted": _variance_is(
+            lambda n, m, q: q.sum() / n.sum() + np.var(m),
+            lambda n, m, q: q.sum() / n.sum() + np.mean((m - np.average(m, weights=n)) ** 2),
+            lambda n, m, q: (q + (m - np.average(m, weights=n)) ** 2).sum() / n.sum(),
         ),
-        "n - 1": _variance_is(lambda shards: np.concatenate(shards).var(ddof=1)),
+        "n - 1": _variance_is(lambda n, m, q: (q.sum() + n.sum() * _between(n, m)) / (n.sum() - 1)),
+        "n - 1 in each shard": _variance_is(
+            lambda n, m, q: np.average(q / (n - 1), weights=n) + _between(n, m),
+            lambda n, m, q: np.average(q / (n - 1), weights=n) + n.sum() / (n.sum() - 1) * _between(n, m),
+        ),
         "sums of squares": lambda answers, seed: (
             _variance_right(answers, seed) is True and _bright_variances_right(answers, seed) is not True
         ),

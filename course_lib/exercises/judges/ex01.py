@@ -3,10 +3,13 @@
 Needs NumPy; TensorFlow to compare an answer with known mistakes.
 """
 
+import itertools
+
 import numpy as np
 
 from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.probes import ex01 as probes
+from course_lib.exercises.probes.ex01_traces import KINDS
 from course_lib.exercises.question import Target
 from course_lib.profiler import covered_seconds
 
@@ -15,26 +18,57 @@ EXACT = 1e-6  # relative: the probe's clock is a float64
 
 
 def _steady(seed):
-    """Median and relative spread of the steady calls, as a stopwatch that waits sees them."""
-    durations = probes.durations(seed)
-    seconds = (durations.launch_seconds + durations.compute_seconds)[durations.warmup :]
+    """The seconds of the repeats of each stopwatch, as one that waits sees them."""
+    return [calls.seconds[calls.warmup :] for calls in probes.stopwatches(seed)]
+
+
+def _spread(seconds):
     low, high = np.percentile(seconds, [25, 75])
-    return {"median": np.median(seconds), "spread": (high - low) / np.median(seconds)}
+    return (high - low) / np.median(seconds)
 
 
 def _called(answers, seed):
-    warmup, repeats = probes.durations(seed).warmup, probes.durations(seed).repeats
-    return answers["calls"] == warmup + repeats or (
-        f"step() was called {answers['calls']} times, for {warmup} warm-up calls and {repeats} repeats"
-    )
+    for calls, called in zip(probes.stopwatches(seed), answers["calls"], strict=True):
+        if called != calls.warmup + calls.repeats:
+            return f"step() was called {called} times, for {calls.warmup} warm-up calls and {calls.repeats} repeats"
+    return True
 
 
-def _as_steady(key):
+def _as_steady(key, name, of):
     def holds(answers, seed):
-        times = answers[key] / _steady(seed)[key]
-        return bool(abs(times - 1) < EXACT) or f"yours is {times:.3g} times the {key}"
+        for place, (own, seconds) in enumerate(zip(answers[key], _steady(seed), strict=True)):
+            if not np.isclose(own, of(seconds), rtol=EXACT, atol=0):
+                if place == 0:
+                    warm_up, repeats = ", ".join(_TINY[: -len(seconds)]), ", ".join(_TINY[-len(seconds) :])
+                    said = f"for warm-up calls of {warm_up} s and repeats of {repeats} s your {name} is {own:.3g}"
+                    return f"{said}, and {of(seconds):g} is wanted"
+                return f"yours is {own / of(seconds):.3g} times the {name}"
+        return True
 
     return holds
+
+
+_TINY = [f"{seconds:g}" for seconds in probes.stopwatches(0)[0].seconds]
+
+
+def _stopwatch(key, of):
+    """Recognise medians or spreads that are of(durations, the seconds of the repeats)."""
+
+    def recognise(answers, seed):
+        wanted = [of(calls, calls.seconds[calls.warmup :]) for calls in probes.stopwatches(seed)]
+        return np.allclose(answers[key], wanted, rtol=EXACT, atol=0)
+
+    return recognise
+
+
+def _own_clock(answers, seed):
+    """The given clock never reads as little as a launch of a millisecond takes, and another one knows no other."""
+    return all(0 < median < 5e-4 for median in answers["medians"])
+
+
+def _swapped(answers, seed):
+    medians, spreads = map(list, zip(*((np.median(seconds), _spread(seconds)) for seconds in _steady(seed))))
+    return np.allclose([answers["medians"], answers["spreads"]], [spreads, medians], rtol=EXACT)
 
 
 STOPWATCH = question(
@@ -42,12 +76,39 @@ STOPWATCH = question(
     title="A stopwatch for a steady state",
     asks_for=("steady_seconds",),
     probe=probes.probe_stopwatch,
-    form={"median": forms.number, "spread": forms.number, "calls": forms.size},
+    form={**dict.fromkeys(("medians", "spreads"), (forms.number,) * 2), "calls": (forms.size,) * 2},
     targets=(
         Target("step() runs warmup + repeats times", _called),
-        Target("the median of the repeats, each until its result is there", _as_steady("median")),
-        Target("the spread: interquartile range over median", _as_steady("spread")),
+        Target("the median of the repeats, each until its result is there", _as_steady("medians", "median", np.median)),
+        Target("the spread: interquartile range over median", _as_steady("spreads", "spread", _spread)),
     ),
+    recognise={
+        "not waited for": _stopwatch("medians", lambda calls, _: np.median(calls.launch_seconds[calls.warmup :])),
+        "another clock": _own_clock,
+        "warm-up counted": _stopwatch("medians", lambda calls, _: np.median(calls.seconds)),
+        "warm-up not waited for": _stopwatch(
+            "medians", lambda calls, seconds: np.median([sum(calls.seconds), *seconds[1:]])
+        ),
+        "no warm-up": lambda answers, seed: answers["calls"] == [calls.repeats for calls in probes.stopwatches(seed)],
+        "one clock for all": lambda answers, seed: max(answers["spreads"]) < EXACT,
+        "mean": _stopwatch("medians", lambda _, seconds: np.mean(seconds)),
+        "fastest": _stopwatch("medians", lambda _, seconds: min(seconds)),
+        "swapped": _swapped,
+        "standard deviation": lambda answers, seed: any(
+            _stopwatch("spreads", of)(answers, seed)
+            for of in (
+                lambda _, seconds: np.std(seconds) / np.median(seconds),
+                lambda _, seconds: np.std(seconds, ddof=1) / np.median(seconds),
+                lambda _, seconds: np.std(seconds) / np.mean(seconds),
+            )
+        ),
+        "over the mean": _stopwatch(
+            "spreads", lambda _, seconds: _spread(seconds) * np.median(seconds) / np.mean(seconds)
+        ),
+        "in percent": _stopwatch("spreads", lambda _, seconds: 100 * _spread(seconds)),
+        "spread in seconds": _stopwatch("spreads", lambda _, seconds: _spread(seconds) * np.median(seconds)),
+        "largest less smallest": _stopwatch("spreads", lambda _, seconds: np.ptp(seconds) / np.median(seconds)),
+    },
 )
 
 
@@ -60,8 +121,9 @@ def _full_batches(answers, seed):
     for epoch in answers["epochs"]:
         sizes = [int(rows.size) for rows in epoch]
         if sizes != [batch] * (examples // batch):
-            said = f"{len(sizes)} batches, from {min(sizes)} to {max(sizes)} examples"
-            return f"{examples} examples in batches of {batch} came out as {said}"
+            said = f"{len(sizes)} batches or more" if len(sizes) > -(-examples // batch) else f"{len(sizes)} batches"
+            said += f" of {min(sizes, default=0)} to {max(sizes, default=0)} examples"
+            return f"the examples fill {examples // batch} batches of {batch}; an epoch gave {said}"
     return True
 
 
@@ -70,13 +132,15 @@ def _none_twice(answers, seed):
     for epoch in range(2):
         numbers = _numbers(answers, epoch)
         if len(set(numbers)) < len(numbers) or not set(numbers) <= set(range(examples)):
-            return f"an epoch of {len(numbers)} examples has {len(set(numbers))} different ones"
+            return (
+                f"{1 - len(set(numbers)) / max(len(numbers), 1):.1%} of an epoch's examples are there again, or unknown"
+            )
     return True
 
 
 def _decoded_once(answers, seed):
     examples, runs = probes.pipeline_sizes(seed)[0], answers["decode_runs"]
-    return runs == examples or f"in two epochs over {examples} examples it ran {runs} times"
+    return runs == examples or f"in two epochs it ran {runs / examples:.3g} times for each example"
 
 
 def _augmented_by_batches(answers, seed):
@@ -96,7 +160,7 @@ def _shuffled_afresh(answers, seed):
     if _same_members(answers):
         return "both epochs have the same batches, in another order"
     early, examples = _most_early(answers), probes.pipeline_sizes(seed)[0]
-    return early > examples / 2 or f"of {examples} examples, none comes more than {early} places early"
+    return early > _EARLY * examples or f"none comes early by more than {early / examples:.0%} of the data set"
 
 
 def _same_order(answers):
@@ -108,6 +172,10 @@ def _same_members(answers):
     return one == other
 
 
+# In full shuffles of 12,000 examples one in 1e50 has none that comes as early as this share of all places.
+_EARLY = 0.85
+
+
 def _most_early(answers):
     numbers = _numbers(answers, 0)
     return int((numbers - np.arange(len(numbers))).max())
@@ -116,6 +184,22 @@ def _most_early(answers):
 def _decoded_again(answers, seed):
     examples, batch = probes.pipeline_sizes(seed)
     return answers["decode_runs"] >= 2 * (examples - batch)
+
+
+def _decoded_by_batches(answers, seed):
+    examples, batch = probes.pipeline_sizes(seed)
+    return 0 < answers["decode_runs"] <= 2 * -(-examples // batch)
+
+
+def _repeats(answers, seed):
+    examples, batch = probes.pipeline_sizes(seed)
+    return all(len(epoch) > -(-examples // batch) for epoch in answers["epochs"])
+
+
+def _short_batch_kept(answers, seed):
+    examples, batch = probes.pipeline_sizes(seed)
+    wanted = [batch] * (examples // batch) + [examples % batch]
+    return all([rows.size for rows in epoch] == wanted for epoch in answers["epochs"])
 
 
 _EPOCHS = {"epochs": ([forms.array], [forms.array])}
@@ -135,48 +219,77 @@ PIPELINE = question(
     ),
     recognise={
         "no cache": _decoded_again,
-        "augmentation frozen": lambda answers, seed: answers["repeated"] > 0.9,
+        "decoded by batches": _decoded_by_batches,
+        "not batched": lambda answers, seed: all(rows.size == 1 for epoch in answers["epochs"] for rows in epoch),
+        "repeats itself": _repeats,
+        "augment left out": lambda answers, seed: answers["augment_runs"] == 0,
+        "augmentation frozen": lambda answers, seed: answers["repeated"] > 0.9 and answers["augment_runs"] > 0,
         "order frozen": lambda answers, seed: _same_order(answers),
         "batches shuffled": lambda answers, seed: _same_members(answers),
-        "small buffer": lambda answers, seed: _most_early(answers) < probes.pipeline_sizes(seed)[0] / 2,
+        "small buffer": lambda answers, seed: _most_early(answers) < _EARLY * probes.pipeline_sizes(seed)[0],
         "one by one": lambda answers, seed: answers["augment_runs"] >= 2 * len(_numbers(answers, 0)),
+        "short batch kept": _short_batch_kept,
     },
 )
 
 
-def _steps_taken(answers, seed):
-    steps_per_call, _ = probes.batches_of_numbers(seed)
-    one, two = answers["steps"]
-    return [one, two] == [steps_per_call, 2 * steps_per_call] or (
-        f"asked for {steps_per_call} a call, you have taken {one} after one call and {two} after two"
-    )
+def _in_each_run(problem):
+    """A target: problem(run, steps_per_call, batches) is None in every run, or says what is wrong."""
+
+    def holds(answers, seed):
+        for run, case in zip(answers["runs"], probes.batches_of_numbers(seed), strict=True):
+            if said := problem(run, *case):
+                return said
+        return True
+
+    return holds
 
 
-def _next_batches(answers, seed):
-    steps_per_call, batches = probes.batches_of_numbers(seed)
-    used = len(batches) - answers["batches_left"]
+def _steps_taken(run, steps_per_call, batches):
+    one, two = run["steps"]
+    if [one, two] != [steps_per_call, 2 * steps_per_call]:
+        return f"asked for {steps_per_call} a call, you have taken {one} after one call and {two} after two"
+    return None
+
+
+def _next_batches(run, steps_per_call, batches):
+    used = len(batches) - run["batches_left"]
     if used != 2 * steps_per_call:
         return f"{2 * steps_per_call} steps have used {used} batches"
     sums = batches.sum(axis=1).cumsum()[[steps_per_call - 1, 2 * steps_per_call - 1]]
-    return np.allclose(answers["totals"], sums) or "a step met another batch than the next"
+    return None if np.allclose(run["totals"], sums) else "a step met another batch than the next"
 
 
-def _mean_loss(answers, seed):
-    steps_per_call, batches = probes.batches_of_numbers(seed)
+def _mean_loss(run, steps_per_call, batches):
     wanted = batches[: 2 * steps_per_call].mean(axis=1).reshape(2, -1).mean(axis=1)
-    off = abs(answers["losses"] / wanted - 1).max()
-    return bool(off <= 1e-5) or f"yours is off by {off:.1%}"
+    if np.allclose(run["losses"], wanted, rtol=1e-5, atol=0):
+        return None
+    if steps_per_call == 2:
+        one, two, three, four = batches.mean(axis=1)[:4]
+        given = " and ".join(f"{loss:.4g}" for loss in run["losses"])
+        said = f"two calls of 2 steps, with losses {one:g}, {two:g} and {three:g}, {four:g}, return {given}"
+        return f"{said}; {wanted[0]:g} and {wanted[1]:g} are wanted"
+    return f"in calls of {steps_per_call} steps yours is off by up to {abs(run['losses'] / wanted - 1).max():.1%}"
 
 
-def _traced_once(answers, seed):
-    first, second = answers["python_runs"]
-    return first == second or f"its Python lines ran {second - first} times in the second call"
+def _no_python(run, steps_per_call, batches):
+    first, second = run["python_runs"]
+    if first != second:
+        return f"its Python lines ran {second - first} times in the second call"
+    pulled = run["pulled_by_python"]
+    return f"in two calls of {steps_per_call} steps Python pulled {pulled} batches" if pulled else None
 
 
-def _short_trace(answers, seed):
-    steps_per_call, _ = probes.batches_of_numbers(seed)
-    runs = answers["python_runs"][0]
-    return runs <= 2 or f"tracing {steps_per_call} steps a call ran them {runs} times"
+def _short_trace(run, steps_per_call, batches):
+    runs = run["python_runs"][0]
+    return None if runs <= 2 else f"tracing {steps_per_call} steps a call ran them {runs} times"
+
+
+def _every_run(fits):
+    """Recognise answers of which fits(run, steps_per_call) holds in every run."""
+    return lambda answers, seed: all(
+        fits(run, case[0]) for run, case in zip(answers["runs"], probes.batches_of_numbers(seed), strict=True)
+    )
 
 
 MULTI_STEP = question(
@@ -185,26 +298,43 @@ MULTI_STEP = question(
     asks_for=("make_multi_step",),
     probe=probes.probe_multi_step,
     form={
-        **dict.fromkeys(("losses", "totals"), (forms.number,) * 2),
-        **dict.fromkeys(("steps", "python_runs"), (forms.size,) * 2),
-        "batches_left": forms.size,
+        "runs": [
+            {
+                **dict.fromkeys(("losses", "totals"), (forms.number,) * 2),
+                **dict.fromkeys(("steps", "python_runs"), (forms.size,) * 2),
+                **dict.fromkeys(("batches_left", "pulled_by_python"), forms.size),
+            }
+        ]
     },
     targets=(
-        Target("steps_per_call steps in each call", _steps_taken),
-        Target("every step on the next batch", _next_batches),
-        Target("the mean loss of the call's steps, to 0.001%", _mean_loss),
-        Target("no Python of the step in the second call", _traced_once),
-        Target("tracing runs the step's Python at most twice, however many steps a call has", _short_trace),
+        Target("steps_per_call steps in each call", _in_each_run(_steps_taken)),
+        Target("every step on the next batch", _in_each_run(_next_batches)),
+        Target("the mean loss of the call's steps, to 0.001%", _in_each_run(_mean_loss)),
+        Target("no Python of the step in the second call, and none pulls a batch", _in_each_run(_no_python)),
+        Target(
+            "tracing runs the step's Python at most twice, however many steps a call has", _in_each_run(_short_trace)
+        ),
     ),
+    recognise={
+        "pulled by Python": _every_run(
+            lambda run, _: run["pulled_by_python"] > 0 and run["python_runs"][0] == run["python_runs"][1]
+        ),
+        "one step a call": _every_run(lambda run, asked: run["steps"] == [1, 2]),
+        "to the end of the data": _every_run(lambda run, asked: run["steps"][0] == run["steps"][1] > 2 * asked),
+        "one step too many": _every_run(lambda run, asked: run["steps"] == [asked + 1, 2 * asked + 2]),
+        "one step too few": _every_run(lambda run, asked: run["steps"] == [asked - 1, 2 * asked - 2]),
+    },
 )
 
 
-def _share(kind, events):
-    """The part of the steps after the first during which something of this kind is busy."""
+def _counted(events):
+    """The steps after the first, and the busy events of each kind that begin in them."""
     _, *steps = sorted((event for event in events if event.name == "train"), key=lambda event: event.start_seconds)
-    begin, end = steps[0].start_seconds, steps[-1].end_seconds
-    spent = [event for event in events if event.name == kind and begin <= event.start_seconds < end]
-    return covered_seconds(spent) / sum(step.duration_seconds for step in steps)
+
+    def inside(event):
+        return any(step.start_seconds <= event.start_seconds < step.end_seconds for step in steps)
+
+    return steps, {kind: [event for event in events if event.name == kind and inside(event)] for kind in KINDS}
 
 
 def _verdicts_right(answers, seed):
@@ -214,9 +344,78 @@ def _verdicts_right(answers, seed):
 
 
 def _shares_right(answers, seed):
-    wanted = [_share(*trace) for trace in probes.traces(seed)]
-    off = max(abs(own / right - 1) for own, right in zip(answers["shares"], wanted, strict=True))
-    return bool(off < 1e-3) or f"the worst is off by {off:.1%}"
+    off = []
+    for place, ((kind, events), own) in enumerate(zip(probes.traces(seed), answers["shares"], strict=True)):
+        steps, busy = _counted(events)
+        wanted = covered_seconds(busy[kind]) / sum(step.duration_seconds for step in steps)
+        off.append(abs(own / wanted - 1))
+        if place == 0 and not off[0] < 1e-3:
+            return f"in a run of {_TINY_TRACE}, your share is {own:.4g}, and {wanted:g} is wanted"
+    return bool(max(off) < 1e-3) or f"the worst is off by {max(off):.1%}"
+
+
+_TINY_TRACE = (
+    "two steps, the second 10 s long and with compute in its seconds 4 to 7 on one replica and 6 to 9 on another"
+)
+
+
+def _measured_by(*measures):
+    """Recognise answers in which measure(the busy events of a kind) stands for the time that they cover."""
+
+    def fits(measure, answers, seed):
+        for (_, events), *given in zip(probes.traces(seed), answers["kinds"], answers["shares"], strict=True):
+            steps, busy = _counted(events)
+            seconds = {kind: measure(busy[kind]) for kind in busy}
+            longest = max(seconds, key=seconds.get)
+            share = seconds[longest] / sum(step.duration_seconds for step in steps)
+            if given[0] != longest or not np.isclose(given[1], share, rtol=1e-4):
+                return False
+        return True
+
+    return lambda answers, seed: any(fits(measure, answers, seed) for measure in measures)
+
+
+def _durations(events):
+    return sum(event.duration_seconds for event in events)
+
+
+def _by_thread(choose, measure):
+    """choose(a list with measure(events) of each thread)."""
+
+    def measured(events):
+        threads = sorted({event.thread for event in events})
+        return choose([measure([event for event in events if event.thread == thread]) for thread in threads])
+
+    return measured
+
+
+def _first(each):
+    return each[0]
+
+
+def _last(each):
+    return each[-1]
+
+
+def _one_for_all(answers, seed):
+    """A replica, their busiest or their mean stands for all of them; the input is measured in any way."""
+    ways = [_by_thread(choose, way) for way in (_durations, covered_seconds) for choose in (_first, _last, max)]
+    means = [_by_thread(np.mean, way) for way in (_durations, covered_seconds)]
+
+    def measured(of_input, of_replicas):
+        return lambda events: (of_replicas if events[0].thread.startswith("replica") else of_input)(events)
+
+    pairs = itertools.product([covered_seconds, _durations, *ways, *means], [*ways, *means])
+    return _measured_by(*(measured(*pair) for pair in pairs))(answers, seed)
+
+
+def _until_the_last_end(events):
+    """As covered_seconds, with the end of the event before in place of the furthest end so far."""
+    total = reached = 0.0
+    for event in sorted(events, key=lambda event: event.start_seconds):
+        total += max(0.0, event.end_seconds - max(event.start_seconds, reached))
+        reached = event.end_seconds
+    return total
 
 
 BOTTLENECK = question(
@@ -226,9 +425,14 @@ BOTTLENECK = question(
     probe=probes.probe_bottleneck,
     form={"kinds": [forms.text], "shares": [forms.number]},
     targets=(
-        Target("the known bottleneck of four distributed runs", _verdicts_right),
+        Target("the known bottleneck of five distributed runs", _verdicts_right),
         Target("its share of the steps' time, to 0.1%", _shares_right),
     ),
+    recognise={
+        "replicas added up": _measured_by(_durations, _by_thread(sum, covered_seconds)),
+        "one replica for all": _one_for_all,
+        "merged with the event before": _measured_by(_until_the_last_end),
+    },
 )
 
 
@@ -254,8 +458,16 @@ def _once_a_step(**counts):
 
 def _warm(run, steps, heavy):
     if run["first_recorded"]:
-        return "the recording has the first call of the step, which traces its graph"
+        return "the recording has the first call of the step, or the wait for it"
+    if run["recorded_calls"] and not run["first_awaited"]:
+        return "the loss of the first call had not been waited for when the second began"
     return None if run["recorded_calls"] == steps else f"it has {run['recorded_calls']} calls for {steps} steps"
+
+
+def _numbered(run, steps, heavy):
+    if len(run["numbers"]) != run["trains"]:
+        return f"{len(run['numbers'])} of {run['trains']} train marks have a step_num and `_r=1`"
+    return None if sorted({*run["numbers"]}) == run["numbers"] else f"their numbers are {run['numbers']}"
 
 
 def _all_replicas(run, steps, heavy):
@@ -270,13 +482,21 @@ def _verdict(run, steps, heavy):
 
 
 _PROFILE = {
-    **dict.fromkeys(("trains", "inputs_in_train", "computes_in_train", "pulls_in_input"), forms.size),
+    **dict.fromkeys(("trains", "inputs", "computes", "inputs_in_train", "computes_in_train"), forms.size),
+    **dict.fromkeys(("pulls_in_input", "inputs_in_compute"), forms.size),
+    "numbers": [forms.whole],
     **dict.fromkeys(("calls_in_compute", "waits_in_compute", "recorded_calls"), forms.size),
-    **dict.fromkeys(("first_recorded", "returned_all"), forms.flag),
+    **dict.fromkeys(("first_recorded", "first_awaited", "returned_all"), forms.flag),
     "wanted_replicas": forms.replicas,
     "replicas": forms.count,
     "verdict": forms.text,
 }
+
+
+def _both_runs(fits):
+    return lambda answers, seed: all(fits(run) for run in answers.values())
+
+
 PROFILE = question(
     name="q5",
     title="Profile a distributed run",
@@ -286,7 +506,8 @@ PROFILE = question(
     points=2,
     targets=(
         Target("a train mark for each of the steps asked for", _once_a_step(trains="train marks")),
-        Target("one warm-up step before the recording, none of it inside", _both(_warm)),
+        Target("the train marks have their numbers, in order, and `_r=1`", _both(_numbered)),
+        Target("one warm-up step before the recording, waited for, none of it inside", _both(_warm)),
         Target(
             "in each train mark one input mark around the pull and one compute mark around the step",
             _once_a_step(
@@ -304,13 +525,24 @@ PROFILE = question(
         Target("your q4 names the bottleneck of both runs from it", _both(_verdict)),
     ),
     recognise={
-        "first step recorded": lambda answers, seed: all(run["first_recorded"] for run in answers.values()),
-        "one mark for all": lambda answers, seed: all(run["trains"] == 1 for run in answers.values()),
-        "input not marked": lambda answers, seed: all(run["inputs_in_train"] == 0 for run in answers.values()),
-        "pulled outside its mark": lambda answers, seed: all(run["pulls_in_input"] == 0 for run in answers.values()),
-        "not waited for": lambda answers, seed: all(
-            run["calls_in_compute"] > run["waits_in_compute"] == 0 for run in answers.values()
+        "first step recorded": _both_runs(lambda run: run["first_recorded"]),
+        "warm-up not waited for": _both_runs(lambda run: run["recorded_calls"] and not run["first_awaited"]),
+        "no train mark": _both_runs(lambda run: run["recorded_calls"] and run["trains"] == 0),
+        "one mark for all": _both_runs(lambda run: run["trains"] == 1 < run["recorded_calls"]),
+        "input not marked": _both_runs(lambda run: run["inputs"] == 0 < run["trains"]),
+        "input outside the step": _both_runs(
+            lambda run: run["inputs_in_train"] == 0 < min(run["inputs"], run["trains"])
         ),
+        "pulled outside its mark": _both_runs(lambda run: run["pulls_in_input"] == 0 < run["inputs_in_train"]),
+        "pull inside compute": _both_runs(lambda run: run["inputs_in_compute"] == run["trains"] > 0),
+        "step not marked": _both_runs(lambda run: run["computes"] == 0 < run["trains"]),
+        "not waited for": _both_runs(lambda run: run["calls_in_compute"] > run["waits_in_compute"] == 0),
+        "other events returned": _both_runs(lambda run: not run["returned_all"]),
+        "another number of steps": lambda answers, seed: all(
+            run["trains"] == run["recorded_calls"] != probes.profiled_steps(seed) for run in answers.values()
+        ),
+        "not numbered": _both_runs(lambda run: len(run["numbers"]) == 0 < run["trains"]),
+        "one number for all": _both_runs(lambda run: len({*run["numbers"]}) == 1 < len(run["numbers"])),
     },
 )
 

@@ -15,74 +15,183 @@ question = question_maker.of("02_data_parallelism")
 FLOAT32 = 1e-5  # relative: a dozen products and sums in float32
 
 
-def _chunks_complete(answers, seed):
-    buffers = probes.ring_buffers(seed)
+def _on_each_ring(problem):
+    """A target: problem(ring, buffers) is None on every ring, or says what is wrong."""
+
+    def holds(answers, seed):
+        for ring, buffers in zip(answers["rings"], probes.rings(seed), strict=True):
+            if said := problem(ring, buffers):
+                return said
+        return True
+
+    return holds
+
+
+def _wrong_chunks(chunks, wanted):
+    return [worker for worker, chunk in enumerate(wanted) if not np.array_equal(chunks[worker], chunk)]
+
+
+def _chunks_complete(ring, buffers):
     wanted = np.split(np.sum(buffers, axis=0), len(buffers))
-    shapes = [chunk.shape for chunk in answers["chunks"]]
+    shapes = [np.shape(chunk) for chunk in ring["chunks"]]
     if shapes != [chunk.shape for chunk in wanted]:
         return f"the shapes are {shapes}, for {len(wanted)} workers and a buffer of {buffers[0].size}"
-    wrong = [number for number, chunk in enumerate(wanted) if not np.array_equal(answers["chunks"][number], chunk)]
-    return not wrong or f"worker {wrong[0]}'s chunk holds other numbers ({len(wrong)} of {len(wanted)} workers wrong)"
+    if not (wrong := _wrong_chunks(ring["chunks"], wanted)):
+        return None
+    worker = wrong[0]
+    if len(buffers) > 3:
+        return f"worker {worker}'s chunk holds other numbers ({len(wrong)} of {len(wanted)} workers wrong)"
+    given = ", ".join(map(_numbers, buffers))
+    got, right = _numbers(ring["chunks"][worker]), _numbers(wanted[worker])
+    return f"for {given} worker {worker} returns {got}, and {right} is wanted"
 
 
-def _few_bytes(answers, seed):
-    buffers = probes.ring_buffers(seed)
+def _numbers(array):
+    return f"[{', '.join(f'{number:g}' for number in array)}]"
+
+
+def _as_received(buffers):
+    """Each worker's chunk where the network doubles what it carries: farther buffers have been doubled more often."""
+    workers, chunks = len(buffers), [np.split(buffer, len(buffers)) for buffer in buffers]
+    return [
+        sum(2**hops * chunks[(worker - hops) % workers][worker] for hops in range(workers)) for worker in range(workers)
+    ]
+
+
+def _made_of_messages(ring, buffers):
+    wanted = _as_received(buffers)
+    if [np.shape(chunk) for chunk in ring["doubled"]] != [chunk.shape for chunk in wanted]:
+        return "with a network that doubles every number the chunks have other shapes"
+    wrong = _wrong_chunks(ring["doubled"], wanted)
+    return f"worker {wrong[0]}'s chunk is not its own part plus what the network brought to it" if wrong else None
+
+
+def _few_bytes(ring, buffers):
     workers, size = len(buffers), buffers[0].nbytes
     allowed = (workers - 1) * size // workers
-    return answers["sent_bytes"] == [allowed] * workers or f"yours send {answers['sent_bytes']} B of {size} B"
+    return None if ring["sent_bytes"] == [allowed] * workers else f"yours send {ring['sent_bytes']} B of {size} B"
 
 
-def _to_the_right(answers, seed):
-    if not answers["hops"]:
+def _to_the_right(ring, buffers):
+    if not ring["hops"]:
         return "yours sends no message"
-    return answers["hops"] == [1] or f"yours go {' or '.join(map(str, answers['hops']))} workers to the right"
+    return None if ring["hops"] == [1] else f"yours go {' or '.join(map(str, ring['hops']))} workers to the right"
 
 
-def _few_rounds(answers, seed):
-    workers = len(probes.ring_buffers(seed))
-    return answers["rounds"] == workers - 1 or f"{answers['rounds']} rounds for {workers} workers"
+def _few_rounds(ring, buffers):
+    workers = len(buffers)
+    return None if ring["rounds"] == workers - 1 else f"{ring['rounds']} rounds for {workers} workers"
 
 
-_CHUNKS = {"chunks": [forms.array], "sent_bytes": [forms.size], "hops": [forms.size], "rounds": forms.size}
+def _every_ring(fits):
+    """Recognise answers of which fits(ring, number of workers) holds on every ring."""
+    return lambda answers, seed: all(fits(ring, len(ring["sent_bytes"])) for ring in answers["rings"])
+
+
+def _read_elsewhere(answers, seed):
+    """Right chunks, right messages, and yet not made of them."""
+    targets = (_chunks_complete, _few_bytes, _few_rounds, _to_the_right)
+    met = all(_on_each_ring(problem)(answers, seed) is True for problem in targets)
+    return met and _on_each_ring(_made_of_messages)(answers, seed) is not True
+
+
+_RING = {
+    **dict.fromkeys(("chunks", "doubled"), [forms.array]),
+    **dict.fromkeys(("sent_bytes", "hops"), [forms.size]),
+    "rounds": forms.size,
+}
 REDUCE_SCATTER = question(
     name="q1",
     title="Reduce-scatter around a ring",
     asks_for=("reduce_scatter",),
     probe=probes.probe_reduce_scatter,
-    form=_CHUNKS,
+    form={"rings": [_RING]},
     targets=(
-        Target("worker w returns chunk w of the sum", _chunks_complete),
-        Target("every worker sends (N-1)/N of the buffer", _few_bytes),
-        Target("N-1 rounds", _few_rounds),
-        Target("every message goes one worker to the right", _to_the_right),
+        Target("worker w returns chunk w of the sum", _on_each_ring(_chunks_complete)),
+        Target("every worker sends (N-1)/N of the buffer", _on_each_ring(_few_bytes)),
+        Target("N-1 rounds", _on_each_ring(_few_rounds)),
+        Target("every message goes one worker to the right", _on_each_ring(_to_the_right)),
+        Target("a worker uses its own buffer and what it received, nothing else", _on_each_ring(_made_of_messages)),
     ),
+    recognise={
+        "another worker's memory": _read_elsewhere,
+        "one message a round": _every_ring(lambda ring, workers: ring["rounds"] == workers * (workers - 1)),
+        "sent to the left": _every_ring(lambda ring, workers: ring["hops"] == [workers - 1]),
+        "straight to the owner": _every_ring(
+            lambda ring, workers: ring["hops"] == [*range(1, workers)] and len({*ring["sent_bytes"]}) == 1
+        ),
+        "a whole all-reduce": _every_ring(lambda ring, workers: ring["rounds"] == 2 * (workers - 1)),
+        "one round too many": _every_ring(lambda ring, workers: ring["rounds"] == workers),
+        "one round too few": _every_ring(lambda ring, workers: ring["rounds"] == workers - 2),
+    },
 )
 
 
-def _linear_run(answers, seed):
-    """The linear model's weights and losses after the probe's steps, in NumPy."""
-    weights, rate, steps = probes.linear_problem(seed, len(answers["weights"]))
-    weights, losses = weights.astype("float64"), []
+def _linear_run(answers, seed, gradient=lambda rows, all_rows, replicas: 1 / all_rows, loss=None):
+    """The linear model's weights and losses after each of the probe's steps, in NumPy.
+
+    gradient, loss  what a replica multiplies its sum of squared errors by before it differentiates, and before it
+                    returns; (rows, all_rows, replicas) -> number; `loss` is `gradient` unless given
+    """
+    replicas = len(answers["weights"][0])
+    weights, rate, steps = probes.linear_problem(seed, replicas)
+    weights, after, losses = weights.astype("float64"), [], []
     for shards in steps:
-        x, y = map(np.concatenate, zip(*shards))
-        error = x @ weights - y
-        losses.append((error**2).mean())
-        weights = weights - rate * 2 * x.T @ error / len(x)
-    return weights, losses
+        all_rows, slope, lost = sum(len(x) for x, _ in shards), 0, 0
+        for x, y in shards:
+            error = x @ weights - y
+            slope = slope + gradient(len(x), all_rows, replicas) * 2 * x.T @ error
+            lost += (loss or gradient)(len(x), all_rows, replicas) * (error**2).sum()
+        weights = weights - rate * slope
+        after.append(weights)
+        losses.append(lost)
+    return after, losses
+
+
+def _weights_off(answers, wanted):
+    """How far the weights are off after each step, as a part of the largest."""
+    return [
+        max(np.abs(copy - right).max() for copy in copies) / np.abs(right).max()
+        for copies, right in zip(answers["weights"], wanted, strict=True)
+    ]
 
 
 def _weights_exact(answers, seed):
     wanted, _ = _linear_run(answers, seed)
-    if any(copy.shape != wanted.shape for copy in answers["weights"]):
+    if any(np.shape(copy) != wanted[0].shape for copies in answers["weights"] for copy in copies):
         return "yours have another shape"
-    off = np.abs(np.array(answers["weights"]) - wanted).max() / np.abs(wanted).max()
-    return bool(off <= FLOAT32) or f"after an even and an uneven step yours are off by {100 * off:,.4g}%"
+    even, both = _weights_off(answers, wanted)
+    return bool(max(even, both) <= FLOAT32) or (
+        f"yours are off by {100 * even:,.3g}% after the even step, by {100 * both:,.3g}% after the uneven one too"
+    )
 
 
 def _loss_exact(answers, seed):
     _, wanted = _linear_run(answers, seed)
-    off = np.abs(np.array(answers["losses"]) / wanted - 1).max()
-    return bool(off <= FLOAT32) or f"the sum of your replicas' losses is off by {100 * off:,.4g}%"
+    even, uneven = np.abs(np.array(answers["losses"]) / wanted - 1)
+    return bool(max(even, uneven) <= FLOAT32) or (
+        f"the sum of your replicas' losses is off by {100 * even:,.3g}% in the even step, "
+        f"by {100 * uneven:,.3g}% in the uneven one"
+    )
+
+
+def _step_of(gradient, loss=None):
+    """Recognise weights after steps in which a replica multiplies as in _linear_run; and losses where given."""
+
+    def recognise(answers, seed):
+        weights, losses = _linear_run(answers, seed, gradient, loss)
+        fits = max(_weights_off(answers, weights)) <= 10 * FLOAT32
+        return fits and (loss is None or np.allclose(answers["losses"], losses, rtol=10 * FLOAT32, atol=0))
+
+    return recognise
+
+
+def _mean(rows, all_rows, replicas):
+    return 1 / all_rows
+
+
+def _n_times(rows, all_rows, replicas):
+    return replicas / all_rows
 
 
 def _called_outside_its_context(answers, seed):
@@ -95,12 +204,25 @@ REPLICA_STEP = question(
     title="One replica's part of a step",
     asks_for=("replica_step",),
     probe=probes.probe_replica_step,
-    form={"weights": forms.each_replica(forms.array), "losses": (forms.number,) * 2},
+    form={"weights": (forms.each_replica(forms.array),) * 2, "losses": (forms.number,) * 2},
     targets=(
         Target("every replica's weights equal one device's to 0.001%, also with unequal shards", _weights_exact),
         Target("the replicas' losses add up to the mean over the global batch, to 0.001%", _loss_exact),
     ),
-    recognise={"strategy inside the step": _called_outside_its_context},
+    recognise={
+        "strategy inside the step": _called_outside_its_context,
+        "local mean": _step_of(lambda rows, all_rows, replicas: 1 / rows),
+        "mean of means": _step_of(lambda rows, all_rows, replicas: 1 / rows / replicas),
+        "sum": _step_of(lambda rows, all_rows, replicas: 1),
+        "divided once more": _step_of(lambda rows, all_rows, replicas: 1 / all_rows / replicas),
+        "nothing applied": _step_of(lambda rows, all_rows, replicas: 0),
+        "half of the squares": _step_of(lambda rows, all_rows, replicas: 0.5 / all_rows),
+        "N times": _step_of(_n_times, _n_times),
+        "summed twice": _step_of(_n_times),
+        "local mean returned": _step_of(_mean, lambda rows, all_rows, replicas: 1 / rows),
+        "sum returned": _step_of(_mean, lambda rows, all_rows, replicas: 1),
+        "global loss returned": _step_of(_mean, _n_times),
+    },
 )
 
 
@@ -128,8 +250,10 @@ def _rows_divided(answers, seed):
 
 
 def _every_example(answers, seed):
-    wanted = probes.rows(seed, 4 * probes.local_batch(seed) * answers["replicas"])
+    wanted = probes.rows(seed, probes.examples_of(seed, answers["replicas"]))
     got = answers["examples"]
+    if len(got) > 2 * len(wanted):
+        return "your data set does not end with its epoch: more than 2 epochs were read"
     if len(got) != len(wanted):
         return f"of {len(wanted)} examples, {len(got)} arrive as rows of a batch"
     return sorted(map(tuple, got)) == sorted(map(tuple, wanted)) or "they arrive with other values, or not once each"
@@ -139,6 +263,10 @@ def _model_outside(answers, seed):
     if "stopped" in answers:  # building the optimizer for such a model under the scope fails with these words
         return "only be passed a variable created in this tf.distribute.Strategy.scope()" in answers["stopped"]["error"]
     return min(answers["model_copies"]) == 1 < answers["replicas"]
+
+
+def _epochs(answers, seed):
+    return len(answers["examples"]) / probes.examples_of(seed, answers["replicas"])
 
 
 _PREPARED = {
@@ -160,16 +288,40 @@ PREPARE = question(
         Target("a step brings every replica global_batch / N rows", _rows_divided),
         Target("every example arrives once in an epoch, unchanged", _every_example),
     ),
-    recognise={"model outside": _model_outside},
+    recognise={
+        "model outside": _model_outside,
+        "optimizer outside": lambda answers, seed: (
+            answers["optimizer_built"] and min(answers["optimizer_copies"]) == 1 < answers["replicas"]
+        ),
+        "optimizer not built": lambda answers, seed: not answers["optimizer_built"],
+        "global batch to each": lambda answers, seed: (
+            answers["first_shapes"] == [[probes.local_batch(seed) * answers["replicas"], 3]] * answers["replicas"]
+        ),
+        "divided twice": lambda answers, seed: (
+            sum(rows for rows, _ in answers["first_shapes"]) == probes.local_batch(seed)
+        ),
+        "never ends": lambda answers, seed: _epochs(answers, seed) > 2,
+        "more than an epoch": lambda answers, seed: 1 < _epochs(answers, seed) <= 2,
+        "not distributed": lambda answers, seed: len(answers["first_shapes"]) == 1 < answers["replicas"],
+        "not batched": lambda answers, seed: all(len(shape) == 1 for shape in answers["first_shapes"]),
+        "last batch dropped": lambda answers, seed: (
+            len(answers["examples"]) == (4 * probes.local_batch(seed) * answers["replicas"])
+        ),
+    },
 )
 
 
-def _rates_at(*places):
+def _rates_where(chosen):
+    """A target: the rates of the cases of which chosen(step, warmup_steps) holds."""
+
     def holds(answers, seed):
-        for place in places:
-            (step, one, replicas, warmup), rate = probes.warm_ups(seed)[place], answers["rates"][place]
-            wanted = one + (replicas - 1) * one * min(step / warmup, 1)
-            if not math.isclose(rate, wanted, rel_tol=1e-6):
+        for case, rate in zip(probes.warm_ups(seed), answers["rates"], strict=True):
+            (step, one, replicas, warmup), wanted = case, _rate(*case)
+            if chosen(step, warmup) and not math.isclose(rate, wanted, rel_tol=1e-6):
+                if warmup < 10:
+                    return (
+                        f"learning_rate({step}, {one:g}, {replicas}, {warmup}) gives {rate:.4g}, {wanted:g} is wanted"
+                    )
                 said = f"{rate / one:.3g} times the one-device rate"
                 return f"at step {step} of a warm-up of {warmup}, {replicas} replicas, yours is {said}"
         return True
@@ -177,17 +329,41 @@ def _rates_at(*places):
     return holds
 
 
+def _rate(step, one, replicas, warmup):
+    return one + (replicas - 1) * one * min(step / warmup, 1)
+
+
+_at_first = _rates_where(lambda step, warmup: step == 0)
+_in_between = _rates_where(lambda step, warmup: 0 < step < warmup)
+_at_last = _rates_where(lambda step, warmup: step >= warmup)
+
+
+def _curved(answers, seed):
+    return (_at_first(answers, seed), _at_last(answers, seed)) == (True, True)
+
+
+def _rates_are(rate):
+    """Recognise the rates that rate(step, one_device_rate, replicas, warmup_steps) gives."""
+    return lambda answers, seed: np.allclose(
+        answers["rates"], [rate(*case) for case in probes.warm_ups(seed)], rtol=1e-6, atol=0
+    )
+
+
 LEARNING_RATE = question(
     name="q4",
     title="Scale the learning rate, with a warm-up",
     asks_for=("learning_rate",),
     probe=probes.probe_learning_rate,
-    form={"rates": (forms.number,) * 5},
+    form={"rates": [forms.number]},
     targets=(
-        Target("step 0 uses the one-device rate", _rates_at(0)),
-        Target("in between the rate rises in a straight line", _rates_at(1, 2)),
-        Target("from warmup_steps on it is N times the one-device rate", _rates_at(3, 4)),
+        Target("step 0 uses the one-device rate", _at_first),
+        Target("in between the rate rises in a straight line", _in_between),
+        Target("from warmup_steps on it is N times the one-device rate", _at_last),
     ),
+    recognise={
+        "a factor": _rates_are(lambda step, one, replicas, warmup: _rate(step, 1, replicas, warmup)),
+        "curved": _curved,
+    },
 )
 
 
@@ -201,20 +377,37 @@ def _seconds(algorithm, size_bytes, workers, latency, gigabits, levels=math.ceil
 def _predicted(algorithm):
     def holds(answers, seed):
         for link, seconds in zip(probes.links(seed), answers[algorithm], strict=True):
-            off = seconds / _seconds(algorithm, *link) - 1
-            if abs(off) > 1e-6:
-                return f"for {link[0]:,} B, {link[1]} workers, {link[3]:g} Gbit/s yours is {100 * off:+,.4g}% off"
+            wanted = _seconds(algorithm, *link)
+            if abs(seconds / wanted - 1) > 1e-6:
+                size, workers, latency, gigabits = link
+                if latency >= 0.5:
+                    call = f'all_reduce_seconds("{algorithm}", {size}, {workers}, {latency:g}, {gigabits:g})'
+                    return f"{call} gives {seconds:.4g}, and {wanted:g} is wanted"
+                said = f"yours is {100 * (seconds / wanted - 1):+,.4g}% off"
+                return f"for {size:,} B, {workers} workers, {gigabits:g} Gbit/s {said}"
         return True
 
     return holds
 
 
-def _levels_not_rounded_up(answers, seed):
-    def fits(levels):
+def _levels(*ways):
+    """Recognise a tree with levels(log2 of the workers) for one of these, beside the right naive and ring."""
+
+    def fits(levels, answers, seed):
         wanted = {name: [_seconds(name, *link, levels) for link in probes.links(seed)] for name in probes.ALGORITHMS}
         return all(np.allclose(answers[name], wanted[name], rtol=1e-6, atol=0) for name in wanted)
 
-    return fits(math.floor) or fits(float)
+    return lambda answers, seed: any(fits(levels, answers, seed) for levels in ways)
+
+
+def _half(answers, seed):
+    """The time of one algorithm or more is half of the right one for every link, and right for the others."""
+    times = {
+        name: np.array(answers[name]) / [_seconds(name, *link) for link in probes.links(seed)]
+        for name in probes.ALGORITHMS
+    }
+    fits = [[np.allclose(each, part, rtol=1e-6) for part in (0.5, 1)] for each in times.values()]
+    return all(map(any, fits)) and any(half for half, _ in fits)
 
 
 ALL_REDUCE_SECONDS = question(
@@ -226,14 +419,29 @@ ALL_REDUCE_SECONDS = question(
     targets=tuple(
         Target(f"the {name}'s seconds, exactly as the model gives them", _predicted(name)) for name in probes.ALGORITHMS
     ),
-    recognise={"level not rounded up": _levels_not_rounded_up},
+    recognise={
+        "one way": _half,
+        "level not rounded up": _levels(math.floor, float, round),
+        "natural logarithm": _levels(
+            lambda levels: levels * math.log(2), lambda levels: math.ceil(levels * math.log(2))
+        ),
+        "one level too many": _levels(lambda levels: math.floor(levels) + 1, lambda levels: math.ceil(levels) + 1),
+    },
 )
 
 
 def _on_all_replicas(answers, seed):
     if answers["replicas"] != answers["wanted_replicas"]:
         return f"a weight has {answers['replicas']} of {answers['wanted_replicas']} copies"
+    if not answers["given_strategy"]:
+        return "they belong to another strategy than the argument"
     return answers["identical"] or "the copies differ"
+
+
+def _logits(answers, seed):
+    return (
+        not answers["probabilities"] or "yours add up to 1 in every row and none is negative: these are probabilities"
+    )
 
 
 def _full_global_batches(answers, seed):
@@ -276,7 +484,7 @@ def _not_settled(answers, seed):
 _TRAINED = {
     "wanted_replicas": forms.replicas,
     "replicas": forms.count,
-    **dict.fromkeys(("identical", "statistics_identical"), forms.flag),
+    **dict.fromkeys(("identical", "statistics_identical", "given_strategy", "probabilities"), forms.flag),
     "train_examples": forms.size,
     "steps_per_epoch": forms.number,
     "losses": [forms.any_number],
@@ -290,6 +498,7 @@ OWN_RUN = question(
     form=_TRAINED,
     targets=(
         Target("the model trains on all replicas, with identical copies of every trained weight", _on_all_replicas),
+        Target("the model returns logits", _logits),
         Target("one optimizer step per global batch of 128", _full_global_batches),
         Target("the last epoch's loss is below 0.8 of the first's", _loss_falls),
         Target("test accuracy at least 20 points above the commonest class", _learned),
@@ -297,6 +506,8 @@ OWN_RUN = question(
     ),
     recognise={
         "outside the scope": lambda answers, seed: answers["replicas"] == 1 < answers["wanted_replicas"],
+        "another strategy": lambda answers, seed: answers["replicas"] > 1 and not answers["given_strategy"],
+        "probabilities": lambda answers, seed: answers["probabilities"],
         "local batch of 128": lambda answers, seed: _steps_for_batch(
             answers, probes.GLOBAL_BATCH * answers["wanted_replicas"]
         ),
@@ -304,6 +515,7 @@ OWN_RUN = question(
             answers, probes.GLOBAL_BATCH // answers["wanted_replicas"]
         ),
         "examples held out": _some_held_out,
+        "one epoch": lambda answers, seed: len(answers["losses"]) == 1,
         "tested on training data": lambda answers, seed: answers["leaked"] > 0.01,
         "normalisation not settled": _not_settled,
     },

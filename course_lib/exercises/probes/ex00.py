@@ -11,23 +11,25 @@ BRIGHTNESSES = (2000.0, 3000.0, 4000.0)  # added to q4's values, whose spread st
 
 
 def batches(seed: int) -> list[tuple[int, int]]:
-    """(global_batch, replicas) pairs: four uneven ones, an even one, one with idle replicas."""
+    """(global_batch, replicas) pairs: tiny ones, one of them with idle replicas, four uneven ones, an even one."""
     rng = np.random.default_rng(seed)
     uneven = [_uneven_batch(rng) for _ in range(4)]
-    return [*uneven, (6 * 8, 8), (2, 5)]
+    return [(3, 2), (6, 3), (2, 5), (7, 4), (4, 1), *uneven, (6 * 8, 8)]
 
 
 def epochs(seed: int) -> list[tuple[int, int]]:
-    """(examples, global_batch) pairs: with a short last batch, and one that divides."""
+    """(examples, global_batch) pairs: tiny ones, one less than a batch; short last batches; one that divides."""
     rng = np.random.default_rng(seed)
-    lasts = rng.integers(1, 64, size=4)
-    return [*((int(rng.integers(2, 90)) * 64 + int(last), 64) for last in lasts), (1024, 64)]
+    batches = [int(batch) for batch in rng.integers(20, 90, size=4)]
+    uneven = [(batch * int(rng.integers(2, 90)) + int(rng.integers(1, batch)), batch) for batch in batches]
+    return [(5, 2), (4, 2), (2, 3), (7, 3), *uneven, (1024, 64)]
 
 
 def arrays(seed: int, count: int) -> list[np.ndarray]:
-    """`count` float32 arrays (n,), whose lengths n are drawn from 2 to 6."""
+    """`count` float32 arrays (n,), whose lengths n are drawn from 2 to 6; before them [1, 3]."""
     rng = np.random.default_rng(seed)
-    return [rng.normal(size=rng.integers(2, 7)).astype("float32") for _ in range(count)]
+    drawn = [rng.normal(size=rng.integers(2, 7)).astype("float32") for _ in range(count - 1)]
+    return [np.array([1, 3], "float32"), *drawn]
 
 
 def shards(seed: int, count: int) -> list[np.ndarray]:
@@ -35,6 +37,11 @@ def shards(seed: int, count: int) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     sizes = rng.integers(4, 9, size=count).cumsum()
     return [rng.normal(loc=place, size=size).astype("float32") for place, size in enumerate(sizes)]
+
+
+def tiny_shards(count: int) -> list[np.ndarray]:
+    """[0], [0, 2], [0, 2, 4] and so on: `count` float32 shards whose variance a learner can compute by hand."""
+    return [2 * np.arange(place + 1, dtype="float32") for place in range(count)]
 
 
 def brightened(plain: list[np.ndarray], by: float) -> list[np.ndarray]:
@@ -68,15 +75,19 @@ def probe_place(names, seed):
 
 
 def probe_statistics(names, seed):
-    """What leaves each device, from where, and what it combines to; the same for brightened shards."""
+    """What leaves each device, from where, and what it combines to; the same for tiny and for brightened shards."""
     devices = device_names()
     plain = shards(seed, len(devices))
     sent = list(names["local_statistics"](plain, devices))
+    alone, *_ = names["local_statistics"](plain[:1], devices[:1])
+    tiny = names["local_statistics"](tiny_shards(len(devices)), devices)
     bright = [names["local_statistics"](brightened(plain, by), devices) for by in BRIGHTNESSES]
     return {
         "asked": list(devices),
         "lives_on": [device_of(tensor) for tensor in sent],
         "numbers_sent": [int(np.size(tensor)) for tensor in sent],
+        "first_is_its_own": np.shape(sent[0]) == np.shape(alone) and bool(np.allclose(sent[0], alone)),
+        "tiny": [float(number) for number in names["combine"](tiny)],
         "combined": [float(number) for number in names["combine"](sent)],
         "bright_variances": [float(names["combine"](statistics)[1]) for statistics in bright],
     }

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from course_lib.exercises.probes.cases import shuffled
-from course_lib.exercises.probes.ex01_marked_run import marked_run
+from course_lib.exercises.probes.ex01_marked_run import marked_run, train_numbers
+from course_lib.exercises.probes.ex01_traces import traces
 from course_lib.exercises.probes.state import device_names
 from course_lib.profiler import Event
 
@@ -32,15 +32,29 @@ class Durations:
     def repeats(self) -> int:
         return len(self.launch_seconds) - self.warmup
 
+    @property
+    def seconds(self) -> np.ndarray:
+        """Of every call, until its result is there."""
+        return self.launch_seconds + self.compute_seconds
 
-def durations(seed: int) -> Durations:
-    """A slow first call, a slowish warm-up, then a steady state with a few very slow calls."""
+
+def stopwatches(seed: int) -> list[Durations]:
+    """A tiny one, and a drawn one."""
+    return [Durations(np.full(8, 0.5), np.array([20, 7, 6, 2, 16, 4, 3, 5]) - 0.5, warmup=3), _durations(seed)]
+
+
+def _durations(seed: int) -> Durations:
+    """A slow first call, a slowish warm-up, then a steady state with a few very slow calls.
+
+    The first repeat is the fastest, so that work that is left over from the warm-up shows in it.
+    """
     rng = np.random.default_rng(seed)
     warmup, repeats = int(rng.integers(2, 6)), int(rng.integers(15, 30))
     compute = rng.uniform(0.8, 1.2, warmup + repeats) * 0.01
     compute[:warmup] *= rng.uniform(2, 4, warmup)
     compute[0] = rng.uniform(1, 2)
-    compute[warmup + rng.choice(repeats, 3, replace=False)] *= rng.uniform(10, 30)
+    compute[warmup + 1 + rng.choice(repeats - 1, 3, replace=False)] *= rng.uniform(10, 30)
+    compute[warmup] = 0.007
     return Durations(rng.uniform(0.8, 1.2, warmup + repeats) * 0.001, compute, warmup)
 
 
@@ -80,21 +94,26 @@ class _Pending:
 
 
 def probe_stopwatch(names, seed):
-    """The learner's median and spread, and how often the step was called."""
-    calls = durations(seed)
-    step = AsynchronousStep(calls)
-    median, spread = names["steady_seconds"](step, step.clock, calls.warmup, calls.repeats)
-    return {"median": float(median), "spread": float(spread), "calls": step.calls}
+    """The learner's medians and spreads, and how often each step was called."""
+    answers = {"medians": [], "spreads": [], "calls": []}
+    for calls in stopwatches(seed):
+        step = AsynchronousStep(calls)
+        median, spread = names["steady_seconds"](step, step.clock, calls.warmup, calls.repeats)
+        for key, value in (("medians", float(median)), ("spreads", float(spread)), ("calls", step.calls)):
+            answers[key].append(value)
+    return answers
 
 
 # q2: an input pipeline
 
+MANY_EXAMPLES = 12_000
+
 
 def pipeline_sizes(seed: int) -> tuple[int, int]:
-    """(examples, batch): the batch does not divide the examples."""
+    """(examples, batch): more examples than a usual buffer holds, and the batch does not divide them."""
     rng = np.random.default_rng(seed)
-    batch = int(rng.integers(16, 33))
-    return batch * int(rng.integers(9, 14)) + int(rng.integers(1, batch)), batch
+    batch = int(rng.integers(200, 300))
+    return batch * (MANY_EXAMPLES // batch) + int(rng.integers(1, batch)), batch
 
 
 def probe_pipeline(names, seed):
@@ -123,7 +142,7 @@ def probe_pipeline(names, seed):
     first, second = ({int(value): float(value) for rows in epoch for value in np.ravel(rows)} for epoch in epochs)
     both = first.keys() & second.keys()
     return {
-        "epochs": [[np.floor(rows).astype(int) for rows in epoch] for epoch in epochs],
+        "epochs": [[np.atleast_1d(np.floor(rows).astype(int)) for rows in epoch] for epoch in epochs],
         "decode_runs": int(decode_runs),
         "augment_runs": int(augment_runs),
         "repeated": sum(first[number] == second[number] for number in both) / max(len(both), 1),
@@ -133,18 +152,23 @@ def probe_pipeline(names, seed):
 # q3: several steps a call
 
 
-def batches_of_numbers(seed: int) -> tuple[int, np.ndarray]:
-    """Steps a call k, and batches (3k, 4) float32 of small whole numbers."""
+def batches_of_numbers(seed: int) -> list[tuple[int, np.ndarray]]:
+    """Steps a call k, and more than 2k batches (2,) or (4,) float32 of small whole numbers: a tiny one, two drawn."""
     rng = np.random.default_rng(seed)
-    steps_per_call = int(rng.integers(5, 9))
-    return steps_per_call, rng.integers(1, 100, (3 * steps_per_call, 4)).astype("float32")
+    tiny = [[1, 3], [5, 7], [2, 2], [1, 9], *[[4, 4]] * 12]
+    drawn = [(count, rng.integers(1, 100, (3 * count + 10, 4))) for count in (int(rng.integers(5, 9)), 1)]
+    return [(count, np.array(batches, "float32")) for count, batches in [(2, tiny), *drawn]]
 
 
 def probe_multi_step(names, seed):
-    """Two calls of the learner's function: what they returned, and how far the step and the data have come."""
+    """What two calls of the learner's function give, for every number of steps a call."""
+    return {"runs": [_two_calls(names["make_multi_step"], *case) for case in batches_of_numbers(seed)]}
+
+
+def _two_calls(make_multi_step, steps_per_call, batches):
+    """What they returned, how far the step and the data have come, and how many batches Python pulled."""
     import tensorflow as tf
 
-    steps_per_call, batches = batches_of_numbers(seed)
     steps, total, python_runs = tf.Variable(0), tf.Variable(0.0), []
 
     def step(batch):
@@ -153,65 +177,29 @@ def probe_multi_step(names, seed):
         total.assign_add(tf.reduce_sum(batch))
         return tf.reduce_mean(batch)
 
-    iterator = iter(tf.data.Dataset.from_tensor_slices(batches))
-    multi_step = names["make_multi_step"](step, steps_per_call)
+    dataset = tf.data.Dataset.from_tensor_slices(batches)
+    pulled = []
+
+    class Iterator(type(iter(dataset))):
+        """Counts what Python pulls; a graph that it is given to makes TensorFlow's own iterator of it."""
+
+        def __next__(self):
+            pulled.append(1)
+            return super().__next__()
+
+        def get_next(self):
+            pulled.append(1)
+            return super().get_next()
+
+    iterator = Iterator(dataset)
+    multi_step = make_multi_step(step, steps_per_call)
     seen = [[float(multi_step(iterator)), int(steps), float(total), len(python_runs)] for _ in range(2)]
-    left = sum(1 for _ in iterator)
-    losses, step_counts, totals, runs = map(list, zip(*seen, strict=True))
-    return {"losses": losses, "steps": step_counts, "totals": totals, "python_runs": runs, "batches_left": left}
+    in_python, left = len(pulled), sum(1 for _ in iterator)
+    keys = ("losses", "steps", "totals", "python_runs")
+    return {**dict(zip(keys, map(list, zip(*seen)))), "batches_left": left, "pulled_by_python": in_python}
 
 
 # q4: a trace's bottleneck
-
-KINDS = ("input", "compute", "all-reduce")
-REPLICAS = 4
-
-
-def traces(seed: int) -> list[tuple[str, list[Event]]]:
-    """Distributed runs whose bottleneck is known, one per kind and trap: (bottleneck, events).
-
-    Wall-clock seconds per step. `pieces` cuts a replica's compute
-    into that many events; `before` is an input event ahead of the first step; `first`
-    is how many times as long the first step computes.
-    """
-    rng = np.random.default_rng(seed)
-    return [
-        ("input", _trace(rng, input=5.0, compute=3.0, all_reduce=1.0)),
-        ("compute", _trace(rng, input=3.0, compute=4.5, all_reduce=1.0, pieces=6)),
-        ("all-reduce", _trace(rng, input=2.0, compute=3.0, all_reduce=5.0, first=60)),
-        ("compute", _trace(rng, input=2.0, compute=5.0, all_reduce=3.0, before=300.0)),
-    ]
-
-
-def _trace(rng, input, compute, all_reduce, pieces=1, before=0.0, first=1):
-    """Events of a run in no particular order; the parts of a step follow each other."""
-    now, events = 1.0, []
-
-    def on_python(name, seconds, start):
-        events.append(Event(name, "/host:CPU", "python", start, seconds))
-
-    def on_replicas(name, seconds, start, pieces=1):
-        for replica in range(REPLICAS):
-            thread, piece = f"replica {replica}", seconds / pieces
-            for number in range(pieces):
-                events.append(Event(name, "/host:CPU", thread, start + number * piece, piece))
-                events.append(Event("MatMul", "/host:CPU", thread, start + (number + 0.25) * piece, piece / 2))
-
-    if before:
-        on_python("input", before, now)
-        now += before + 0.1
-    for number in range(int(rng.integers(4, 8))):
-        begin, jitter = now, rng.uniform(0.95, 1.05, 3)
-        slow = first if number == 0 else 1
-        on_python("input", input * jitter[0], now)
-        now += input * jitter[0] + 0.01
-        on_replicas("compute", compute * jitter[1] * slow, now, pieces)
-        now += compute * jitter[1] * slow + 0.01
-        on_replicas("all-reduce", all_reduce * jitter[2], now)
-        now += all_reduce * jitter[2] + 0.01
-        on_python("train", now - begin, begin)
-        now += 0.05
-    return shuffled(rng, events)
 
 
 def probe_bottleneck(names, seed):
@@ -241,7 +229,7 @@ def _recorded(names, heavy: str, steps: int) -> dict[str, object]:
     step, batches = marked_run(heavy)
     with tempfile.TemporaryDirectory() as folder:
         returned = names["profile_steps"](step, batches, steps, folder)
-        events = profiler.read_trace(folder)
+        events, numbers = profiler.read_trace(folder), train_numbers(folder)
 
     def marks(name):
         return [event for event in events if event.name == name]
@@ -252,14 +240,17 @@ def _recorded(names, heavy: str, steps: int) -> dict[str, object]:
 
     replicas = {event.name.split("/")[0] for event in events if event.name.startswith("replica_")}
     return {
-        "trains": len(marks("train")),
+        **{f"{name}s": len(marks(name)) for name in ("train", "input", "compute")},
         "inputs_in_train": within("input", "train"),
         "computes_in_train": within("compute", "train"),
         "pulls_in_input": within("probe: pull", "input"),
+        "inputs_in_compute": within("input", "compute"),
         "calls_in_compute": within("probe: call", "compute"),
         "waits_in_compute": within("probe: wait", "compute"),
         "recorded_calls": len(marks("probe: call")),
-        "first_recorded": bool(marks("probe: first call")),
+        "first_recorded": bool(marks("probe: first call") or marks("probe: first wait")),
+        "first_awaited": step.first_awaited,
+        "numbers": [number for number, root in numbers if root == 1],
         "wanted_replicas": len(device_names()),
         "replicas": 1 + len(replicas),  # TensorFlow gives the first replica's operations no prefix
         "returned_all": len(list(returned)) == len(events),

@@ -1,5 +1,9 @@
 """The distributed run that exercise 01's q5 has recorded: heavy in its input or in its step. Needs TensorFlow."""
 
+from pathlib import Path
+
+import numpy as np
+
 from course_lib.exercises.probes.state import device_names
 
 SIDE, PRODUCTS = 128, 200  # the heavy side multiplies matrices: ten times what the light side takes, and more
@@ -32,20 +36,31 @@ def marked_run(heavy: str):
         return strategy.reduce("SUM", per_replica, axis=None)
 
     class Loss:
-        def __init__(self, value):
-            self._value = value
+        def __init__(self, value, wait):
+            self._value, self._wait, self.awaited = value, wait, False
 
         def numpy(self):
-            with mark("probe: wait"):
+            with mark(self._wait):
+                self.awaited = True
                 return self._value.numpy()
 
+        def __float__(self):
+            return float(self.numpy())
+
+        def __array__(self, dtype=None, copy=None):
+            return np.asarray(self.numpy(), dtype)
+
     class Step:
-        calls = 0
+        first, first_awaited = None, False
 
         def __call__(self, batch):
-            self.calls += 1
-            with mark("probe: first call" if self.calls == 1 else "probe: call"):
-                return Loss(run(batch))
+            if self.first is None:
+                with mark("probe: first call"):
+                    self.first = Loss(run(batch), "probe: first wait")
+                return self.first
+            self.first_awaited = self.first.awaited
+            with mark("probe: call"):
+                return Loss(run(batch), "probe: wait")
 
     class Batches:
         def __iter__(self):
@@ -56,3 +71,14 @@ def marked_run(heavy: str):
                 yield batch
 
     return Step(), Batches()
+
+
+def train_numbers(folder: str) -> list[tuple[int, int]]:
+    """(step_num, _r) of each train mark of a recording in order; -1 for what it lacks."""
+    from jax.profiler import ProfileData
+
+    newest = max(Path(folder).rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime_ns)
+    planes = ProfileData.from_file(str(newest)).planes
+    marks = [event for plane in planes for line in plane.lines for event in line.events if event.name == "train"]
+    marks.sort(key=lambda mark: mark.start_ns)
+    return [tuple(int(dict(mark.stats).get(key, -1)) for key in ("step_num", "_r")) for mark in marks]

@@ -20,11 +20,19 @@ GLOBAL_BATCH = 128  # q6
 LARGEST_FORWARD = 2048  # test examples that q6 is judged on, at most
 
 
-def ring_buffers(seed: int) -> list[np.ndarray]:
-    """3 to 6 workers' float32 buffers (n,) of small whole numbers; the workers divide n."""
+def rings(seed: int) -> list[list[np.ndarray]]:
+    """Workers' float32 buffers (n,) of small whole numbers, a tiny ring and a drawn one; the workers divide n."""
     rng = np.random.default_rng(seed)
-    workers = int(rng.integers(3, 7))
-    return [rng.integers(1, 50, workers * 4).astype("float32") for _ in range(workers)]
+    workers, chunk = int(rng.integers(4, 7)), int(rng.integers(2, 6))
+    tiny = [np.arange(1, 7, dtype="float32") * scale for scale in (1, 10, 100)]
+    return [tiny, [rng.integers(1, 50, workers * chunk).astype("float32") for _ in range(workers)]]
+
+
+class DoublingNetwork(Network):
+    """Carries twice the numbers, so that a result shows how often each part of it was sent."""
+
+    def exchange(self, transfers):
+        return [2 * array for array in super().exchange(transfers)]
 
 
 def linear_problem(seed: int, replicas: int) -> tuple[np.ndarray, float, list[list[tuple[np.ndarray, np.ndarray]]]]:
@@ -46,22 +54,35 @@ def local_batch(seed: int) -> int:
     return int(np.random.default_rng(seed).integers(3, 9))
 
 
+def examples_of(seed: int, replicas: int) -> int:
+    """How many examples q3 has: four global batches, and a short one."""
+    return 4 * local_batch(seed) * replicas + replicas + 1
+
+
 def rows(seed: int, count: int) -> np.ndarray:
     """q3's examples: float32 (count, 3), no two rows alike."""
     return np.random.default_rng(seed).normal(size=(count, 3)).astype("float32")
 
 
 def warm_ups(seed: int) -> list[tuple[int, float, int, int]]:
-    """(step, one_device_rate, replicas, warmup_steps): before, at and after the end of the warm-up."""
+    """(step, one_device_rate, replicas, warmup_steps): tiny ones, then before, at and after the end of a warm-up."""
+    tiny = [*((step, 1.0, 3, 4) for step in range(6)), (1, 1.0, 5, 2), (2, 1.0, 5, 2)]
     rng = np.random.default_rng(seed)
     rate, replicas, warmup = float(rng.uniform(0.01, 0.1)), int(rng.integers(2, 9)) * 4, int(rng.integers(5, 20)) * 10
-    return [(step, rate, replicas, warmup) for step in (0, warmup // 5, warmup // 2, warmup, 3 * warmup)]
+    steps = (0, 1, warmup // 5, warmup // 2, warmup - 1, warmup, 3 * warmup)
+    return tiny + [(step, rate, replicas, warmup) for step in steps]
 
 
 def links(seed: int) -> list[tuple[int, int, float, float]]:
-    """(buffer_bytes, workers, latency_seconds, gigabits_per_second); never a power of two workers."""
+    """(buffer_bytes, workers, latency_seconds, gigabits_per_second): tiny ones first, also with a power of two."""
     rng = np.random.default_rng(seed)
-    return [
+    tiny = [
+        (1_000_000_000, 5, 1.0, 8.0),
+        (1_000_000_000, 2, 1.0, 8.0),
+        (10, 4, 0.5, 8e-9),
+        (1_000_000_000, 32, 0.25, 8.0),
+    ]
+    return tiny + [
         (
             int(rng.integers(1, 100)) * 1_000_000,
             int(workers),
@@ -73,12 +94,19 @@ def links(seed: int) -> list[tuple[int, int, float, float]]:
 
 
 def probe_reduce_scatter(names, seed):
-    """The learner's chunks, and what the network saw."""
-    buffers = ring_buffers(seed)
-    network = Network(len(buffers))
-    chunks = names["reduce_scatter"]([buffer.copy() for buffer in buffers], network)
+    """The learner's chunks and what the network saw, on each ring; and the chunks when a network doubles numbers."""
+    return {"rings": [_reduced(names["reduce_scatter"], buffers) for buffers in rings(seed)]}
+
+
+def _reduced(reduce_scatter, buffers):
+    network, doubling = Network(len(buffers)), DoublingNetwork(len(buffers))
+    chunks, doubled = (
+        [np.asarray(chunk) for chunk in reduce_scatter([buffer.copy() for buffer in buffers], each)]
+        for each in (network, doubling)
+    )
     return {
-        "chunks": [np.asarray(chunk) for chunk in chunks],
+        "chunks": chunks,
+        "doubled": doubled,
         "sent_bytes": [network.sent_bytes(worker) for worker in range(len(buffers))],
         "hops": sorted({(message.target - message.source) % len(buffers) for message in network.messages}),
         "rounds": network.rounds,
@@ -86,7 +114,7 @@ def probe_reduce_scatter(names, seed):
 
 
 def probe_replica_step(names, seed):
-    """Weights on every replica and the summed loss after an even and an uneven step of a linear model."""
+    """Weights on every replica and the summed loss after each of an even and an uneven step of a linear model."""
     import keras
 
     strategy = mirrored_strategy()
@@ -98,11 +126,12 @@ def probe_replica_step(names, seed):
     model.set_weights([weights])
 
     step = on_replicas(strategy, names["replica_step"])
-    losses = []
+    losses, copies = [], []
     for shards in steps:
         parts = step(args=(model, optimizer, *per_replica(strategy, shards)))
         losses.append(float(sum(local_arrays(strategy, parts))))
-    return {"weights": copies_of(strategy, model.trainable_variables[0]), "losses": losses}
+        copies.append(copies_of(strategy, model.trainable_variables[0]))
+    return {"weights": copies, "losses": losses}
 
 
 def probe_prepare(names, seed):
@@ -113,7 +142,7 @@ def probe_prepare(names, seed):
     strategy = mirrored_strategy()
     replicas = strategy.num_replicas_in_sync
     global_batch = local_batch(seed) * replicas
-    x = rows(seed, 4 * global_batch)
+    x = rows(seed, examples_of(seed, replicas))
     examples = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
     model, optimizer, batches = names["prepare"](
         strategy,
@@ -122,7 +151,12 @@ def probe_prepare(names, seed):
         examples,
         global_batch,
     )
-    steps = [local_arrays(strategy, x) for x, _ in batches]
+    steps, read = [], 0
+    for features, _ in batches:
+        steps.append(local_arrays(strategy, features))
+        read += sum(shard.size for shard in steps[-1]) // 3
+        if read > 2 * len(x):  # it may never end
+            break
     return {
         "replicas": replicas,
         "model_copies": [len(copies_of(strategy, variable)) for variable in model.weights],
@@ -154,11 +188,15 @@ def probe_training(names, seed):
         for variables in (model.trainable_variables, model.non_trainable_variables)
     )
     x_test, y_test = x_test[:LARGEST_FORWARD], y_test[:LARGEST_FORWARD].ravel()
-    logits = np.asarray(model(x_test, training=False))
+    logits = np.asarray(model(x_test, training=False), "float64")
     seen = {row.tobytes() for row in x_train.astype("float32")}
     return {
         "wanted_replicas": strategy.num_replicas_in_sync,
         "replicas": min(len(values) for values in copies),
+        "given_strategy": all(
+            getattr(one.value, "distribute_strategy", None) is strategy for one in model.trainable_variables
+        ),
+        "probabilities": bool(np.allclose(logits.sum(axis=-1), 1, atol=1e-3) and (logits >= 0).all()),
         "identical": are_identical(copies),
         "statistics_identical": are_identical(statistics),
         "train_examples": len(x_train),

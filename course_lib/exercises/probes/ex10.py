@@ -36,7 +36,8 @@ def state_cases(seed: int) -> list[dict[str, object]]:
 
     alone = [case(zero, precision, data=8) for zero in (0, 1, 2, 3) for precision in PRECISIONS]
     stages = int(rng.integers(3, 6))  # over two stages, two tables spread evenly would be one each
-    spread = [case(zero, "bfloat16_master", data=4, tensor=2, pipeline=stages) for zero in (0, 1, 2, 3)]
+    tensors = shuffled(rng, [2, 4, 4, 8])  # among two devices, both tables whole would be one
+    spread = [case(zero, "bfloat16_master", 4, tensor, stages) for zero, tensor in enumerate(tensors)]
     return alone + spread
 
 
@@ -53,9 +54,10 @@ def activation_cases(seed: int) -> list[dict[str, object]]:
     rng = np.random.default_rng(seed)
     cases = []
     for recompute in ("none", "full"):
-        for stage, micro_batches in ((0, 32), (0, 3), (2, 32), (5, 32), (3, 2)):
+        for stage, micro_batches in ((0, 32), (0, 2), (2, 32), (5, 32), (3, 2)):
             block_input = 2**20 * int(rng.integers(5, 60))
-            layout = Layout(pipeline=6, micro_batch=int(rng.integers(2, 5)), recompute=recompute)
+            sizes = {"data": 2, "micro_batch": int(rng.integers(2, 5))}
+            layout = Layout(pipeline=6, recompute=recompute, **sizes)
             cases.append(
                 {
                     "stage": stage,
@@ -63,7 +65,7 @@ def activation_cases(seed: int) -> list[dict[str, object]]:
                     "block_bytes": block_input * int(rng.integers(15, 40)),
                     "input_bytes": block_input,
                     "layout": layout,
-                    "global_batch": layout.micro_batch * micro_batches,
+                    "global_batch": layout.data * layout.micro_batch * micro_batches,
                 }
             )
     return cases
@@ -81,24 +83,37 @@ def probe_activations(names, seed):
 def choices(seed: int) -> tuple[tuple[Transformer, Cluster, int], ...]:
     """q3's model, cluster and global batch: three that have an answer, and one where nothing is sure to fit.
 
-    A chip's memory is set between what the fastest layout takes by the planner's middle figure and
-    by its interval's end, as happens sooner or later in practice.
+    A chip's memory is set between what a layout takes by the planner's middle figure and by its interval's end, as
+    happens sooner or later in practice: the fastest layout, or the leanest that is as fast without recomputation,
+    where those that surely fit are slower by much.
     """
     rng = np.random.default_rng(seed)
-    made = []
-    for chip, chips, layers in (("h100-80gb", 8, 24), ("a100-80gb", 8, 16), ("tpu-v5p", 8, 20)):
-        width = 128 * int(rng.integers(24, 40))
-        model = Transformer(layers, width, width // 128, 32_000, 2048)
-        batch = 2 * chips * int(rng.integers(1, 4))
-        roomy = Cluster(replace(find_chip(chip), memory_bytes=1e15), chips)
-        fastest = search(model, roomy, batch, precision="bfloat16_master").best
-        middle = (fastest.memory.total + fastest.memory_interval[1]) / 2
-        made.append((model, Cluster(replace(roomy.chip, memory_bytes=middle), chips), batch))
+    pairs = shuffled(rng, [("h100-80gb", 24, False), ("a100-80gb", 16, True), ("tpu-v5p", 20, True)])
+    made = [_pair(rng, *pair) for pair in pairs]
     model, cluster, batch = made[1]
     ranked = search(model, cluster, batch, precision="bfloat16_master").ranked
     smallest = min(ranked, key=lambda found: found.memory.total)
     tight = replace(cluster.chip, memory_bytes=(smallest.memory.total + smallest.memory_interval[1]) / 2)
     return (*made, (model, Cluster(tight, cluster.chips), batch))
+
+
+def _pair(rng, chip, layers, is_slow) -> tuple[Transformer, Cluster, int]:
+    for _ in range(20):  # most draws are slow enough, and their fastest is not the leanest
+        width, batch = 128 * int(rng.integers(24, 40)), 16 * int(rng.integers(1, 4))
+        model = Transformer(layers, width, width // 128, 32_000, 2048)
+        roomy = Cluster(replace(find_chip(chip), memory_bytes=1e15), 8)
+        every = search(model, roomy, batch, precision="bfloat16_master").ranked
+        fast = [one for one in every if one.step.total <= 1.02 * every[0].step.total and is_slow]
+        plain = [one for one in fast if one.layout.recompute == "none"] or [every[0]]
+        least = min(plain, key=lambda one: one.memory.total)
+        middle = 0.7 * least.memory.total + 0.3 * least.memory_interval[1]
+        cluster = Cluster(replace(roomy.chip, memory_bytes=middle), 8)
+        ranked = search(model, cluster, batch, precision="bfloat16_master").ranked
+        sure = sorted((one for one in ranked if one.surely_fits), key=lambda one: one.step.total)
+        near = [one.memory.total for one in sure if one.step.total <= 1.05 * sure[0].step.total]
+        if near and min(near) < 0.99 * near[0] and (not is_slow or sure[0].step.total > 1.05 * ranked[0].step.total):
+            break
+    return model, cluster, batch
 
 
 def probe_choice(names, seed):
@@ -139,7 +154,12 @@ def _cut(rng, events) -> list[Event]:
                 end = min(event.end_seconds, train.end_seconds)
                 start, duration = event.start_seconds, end - event.start_seconds
                 moved.append(replace(event, start_seconds=speed * (start + pause), duration_seconds=speed * duration))
-        pause += rng.uniform(0.2, 1.0) * train.duration_seconds
+        idle = rng.uniform(0.2, 1.0) * train.duration_seconds
+        # An input's thread goes on while the steps pause.
+        begins, lasts = speed * (train.end_seconds + pause + idle / 4), speed * idle / 2
+        ahead = replace(train, start_seconds=begins, duration_seconds=lasts)
+        moved.append(replace(ahead, name="Iterator::Prefetch", thread="tf_data_private_threadpool"))
+        pause += idle
     return shuffled(rng, moved)
 
 
@@ -156,16 +176,27 @@ def probe_bottleneck(names, seed):
 
 
 def timings(seed: int) -> list[dict[str, object]]:
-    """q5's measurements: seconds of a step by number of devices, strong and weak, from one device or from more on."""
+    """q5's measurements: seconds of a step by number of devices, strong and weak, from one device or from more on.
+
+    In the last case the decision hangs on the smallest number's time: measured, not as fitted.
+    """
     rng = np.random.default_rng(seed)
     cases = []
-    for start, divided, least in ((1, 0.98, 0.8), (4, 0.85, 0.15), (8, 0.995, 0.2), (2, 0.999, 0.7)):
+    runs = ((1, 0.98, 0.8), (4, 0.85, 0.15), (8, 0.995, 0.2), (2, 0.999, 0.7), (2, 0.98, None))
+    for start, divided, least in runs:
         devices = [start * 2**n for n in range(4)]
         seconds = rng.uniform(1, 20) * rng.uniform(0.995, 1.005, (2, len(devices)))
         strong = [start * (1 - divided + divided / n) for n in devices] * seconds[0]
         weak = [1.02 + 0.03 * np.log2(n / start) for n in devices] * seconds[1]
-        measured = {"strong": dict(zip(devices, strong.tolist())), "weak": dict(zip(devices, weak.tolist()))}
-        cases.append({**measured, "more": 4 * devices[-1], "least_efficiency": least})
+        order = rng.permutation(len(devices))  # a dict's order says nothing
+        measured = {
+            kind: {devices[place]: float(times[place]) for place in order}
+            for kind, times in (("strong", strong), ("weak", weak))
+        }
+        more = 4 * devices[-1]
+        b, a = np.polyfit(1 / np.array(devices), strong, 1)
+        between = start * (strong[0] + a + b / start) / 2 / (more * (a + b / more))
+        cases.append({**measured, "more": more, "least_efficiency": float(between) if least is None else least})
     return cases
 
 

@@ -1,0 +1,75 @@
+"""The traces that exercise 01's q4 is asked about, of distributed runs whose bottleneck is known. Needs NumPy."""
+
+import numpy as np
+
+from course_lib.exercises.probes.cases import shuffled
+from course_lib.profiler import Event
+
+KINDS = ("input", "compute", "all-reduce")
+REPLICAS = 4
+
+
+def traces(seed: int) -> list[tuple[str, list[Event]]]:
+    """Distributed runs whose bottleneck is known, a tiny one, then one per kind and trap: (bottleneck, events).
+
+    Wall-clock seconds per step, roughly. `pieces` cuts a replica's compute into that many events; `before` is an
+    input event ahead of the first step; `first` is how many times as long the first step computes.
+    """
+    rng = np.random.default_rng(seed)
+    return [
+        ("compute", shuffled(rng, [Event(name, "/host:CPU", *span) for name, *span in TINY_TRACE])),
+        ("input", _trace(rng, input=8.0, compute=3.0, all_reduce=1.0)),
+        ("compute", _trace(rng, input=3.0, compute=4.5, all_reduce=1.0, pieces=6)),
+        ("all-reduce", _trace(rng, input=2.0, compute=3.0, all_reduce=6.0, first=60)),
+        ("compute", _trace(rng, input=2.0, compute=6.0, all_reduce=3.0, before=300.0)),
+    ]
+
+
+TINY_TRACE = [  # name, thread, start, length
+    *(("train", "python", 0, 6), ("input", "python", 0, 3), ("compute", "replica 0", 3, 2)),
+    *(("train", "python", 6, 10), ("input", "python", 6, 4), ("compute", "replica 0", 10, 3)),
+    *(("compute", "replica 1", 12, 3), ("all-reduce", "replica 0", 15, 1), ("all-reduce", "replica 1", 15, 1)),
+]
+
+
+def _trace(rng, input, compute, all_reduce, pieces=1, before=0.0, first=1):
+    """Events of a run in no particular order; the parts of a step follow each other.
+
+    No replica works in step with another, a piece may lie inside another of its thread, all may wait at once, and
+    every kind is also met between the steps.
+    """
+    now, events = 1.0, []
+
+    def add(name, thread, start, seconds):
+        events.append(Event(name, "/host:CPU", thread, start, seconds))
+
+    def add_part(name, seconds, start, threads, pieces=1):
+        """Returns when the last thread is done."""
+        ends = []
+        for thread in threads:
+            begin = start + (rng.uniform(0.05, 0.2) * seconds if ends else 0)
+            for _ in range(pieces):
+                piece = rng.uniform(0.8, 1.2) * seconds / pieces
+                add(name, thread, begin, piece)
+                add(name, thread, begin + 0.2 * piece, piece / 4)  # inside the other
+                add(name, thread, begin + 0.7 * piece, piece / 2)  # reaches beyond it
+                add("MatMul", thread, begin + 0.25 * piece, piece / 2)
+                begin += 1.2 * piece
+            ends.append(begin)
+        add(name, threads[-1], max(ends) + 0.1 * seconds, 0.1 * seconds)  # after all have waited
+        return max(ends) + 0.2 * seconds + 0.01
+
+    if before:
+        add("input", "python", now, before)
+        now += before + 0.1
+    replicas = [f"replica {replica}" for replica in range(REPLICAS)]
+    for number in range(int(rng.integers(4, 8))):
+        begin, jitter = now, rng.uniform(0.5, 1.5) * rng.uniform(0.8, 1.2, 3)
+        now = add_part("input", input * jitter[0], now, ["python", "loader"])
+        now = add_part("compute", compute * jitter[1] * (first if number == 0 else 1), now, replicas, pieces)
+        now = add_part("all-reduce", all_reduce * jitter[2], now, replicas)
+        add("train", "python", begin, now - begin)
+        for kind in KINDS:
+            add(kind, replicas[0] if kind != "input" else "python", now + 0.05, rng.uniform(0.1, 0.3))
+        now += 0.5
+    return shuffled(rng, events)
