@@ -3,6 +3,7 @@
 Needs NumPy; mistakes that a check runs need TensorFlow.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -27,7 +28,13 @@ def _groups(micro_batches, k):
 # q1: a group's gradient
 
 
+def _is_small(micro_batches):
+    return len(micro_batches[0][0]) == 1
+
+
 def _setting(micro_batches, k):
+    if _is_small(micro_batches):
+        return f"{', '.join(f'([{gradient[0]:g}], {rows})' for gradient, rows in micro_batches)} and k = {k}"
     return f"{len(micro_batches)} micro-batches of {' '.join(str(rows) for _, rows in micro_batches)} rows, k = {k}"
 
 
@@ -43,14 +50,51 @@ def _as_one_batch(answers, seed):
     for (micro_batches, k), answer in zip(probes.streams(seed), answers["streams"], strict=True):
         for number, (group, got) in enumerate(zip(_groups(micro_batches, k), answer["gradients"]), 1):
             gradients, rows = zip(*group)
-            error = off(got, np.average(gradients, axis=0, weights=rows))
+            wanted = np.average(gradients, axis=0, weights=rows)
+            error = off(got, wanted)
+            if np.shape(got) != wanted.shape:
+                return f"{_setting(micro_batches, k)}: group {number} has the shape {np.shape(got)}, not {wanted.shape}"
             if not error <= FLOAT32:
-                return f"{_setting(micro_batches, k)}: group {number} is off by {100 * error:,.4g}%"
+                said = f"is off by {100 * error:,.4g}%"
+                if _is_small(micro_batches):
+                    said = f"gives {got[0]:.3g}, and {wanted[0]:.3g} is wanted"
+                return f"{_setting(micro_batches, k)}: group {number} {said}"
     return _one_per_group(answers, seed) is True
 
 
 def _left_as_given(answers, seed):
     return all(answer["unchanged"] for answer in answers["streams"]) or "they hold other numbers after your call"
+
+
+def _each_is(*wrongs):
+    """Recognise that each group's gradient is this, of (gradients (count, n), rows (count,), k)."""
+
+    def recognise(answers, seed):
+        return any(_all_are(wrong, answers, seed) for wrong in wrongs)
+
+    return recognise
+
+
+def _all_are(wrong, answers, seed):
+    for (micro_batches, k), answer in zip(probes.streams(seed), answers["streams"], strict=True):
+        for group, got in zip(_groups(micro_batches, k), answer["gradients"], strict=True):
+            gradients, rows = map(np.array, zip(*group))
+            if not off(got, wrong(gradients, rows, k)) <= FLOAT32:
+                return False
+    return True
+
+
+def _halved(gradients, rows, k):
+    return functools.reduce(lambda mean, gradient: (mean + gradient) / 2, gradients)
+
+
+def _one_array(answers, seed):
+    several = [answer["gradients"] for answer in answers["streams"] if len(answer["gradients"]) > 2]
+    return bool(several) and all(np.array_equal(*gradients[:2]) for gradients in several)
+
+
+def _divides_by_nothing(answers, seed):
+    return "ZeroDivisionError" in answers["stopped"]["error"]
 
 
 GROUPS = question(
@@ -64,6 +108,21 @@ GROUPS = question(
         Target("each is the gradient of the mean over all rows of its group, to 0.001%", _as_one_batch),
         Target("the arrays that you are given stay as they are", _left_as_given),
     ),
+    recognise={
+        "mean of means": _each_is(lambda gradients, rows, k: gradients.mean(axis=0)),
+        "divided by k": _each_is(lambda gradients, rows, k: gradients.sum(axis=0) / k),
+        "sum of means": _each_is(lambda gradients, rows, k: gradients.sum(axis=0)),
+        "one buffer": _one_array,
+        "rows not divided out": _each_is(
+            lambda gradients, rows, k: rows @ gradients,
+            lambda gradients, rows, k: rows @ gradients / len(rows),
+            lambda gradients, rows, k: rows @ gradients / k,
+        ),
+        "rows not multiplied": _each_is(lambda gradients, rows, k: gradients.sum(axis=0) / rows.sum()),
+        "last one alone": _each_is(lambda gradients, rows, k: gradients[-1]),
+        "halved each time": _each_is(_halved),
+        "empty group": _divides_by_nothing,
+    },
 )
 
 
@@ -97,60 +156,73 @@ class _Linear:
             self.weights = self.weights + self.first
 
 
-def _weights_after(seed, optimizer, divisor=lambda count, k: count, due=_last_or_full, masked=False):
-    """The weights after one of q2's loops.
+def _weights_after(run, divisor=lambda count, k: count, due=_last_or_full, masked=False, kept=(), added=True):
+    """The weights after one of q2's runs, kernel and bias as a vector.
 
     divisor  (count, k) -> what a group's sum is divided by
     due      (number, at least 1; count in the group; k; last number) -> whether to update now
     masked   the optimizer gets zeros instead of nothing
+    kept     what does not start again with a group: "sums", and "count", by which they are divided
+    added    a group's gradients are added up; else its last one is alone
     """
-    first, micro_batches, k = probes.linear_epoch(seed)
-    model, total, count = _Linear(first, optimizer), 0.0, 0
+    optimizer, first, micro_batches, k = run
+    model, total, count, summed = _Linear(np.concatenate([first[0][:, 0], first[1]]), optimizer), 0.0, 0, 0
     for number, (x, y) in enumerate(micro_batches, 1):
-        total, count = total + model.gradient_of(x, y), count + 1
+        gradient = model.gradient_of(np.hstack([x, np.ones_like(y)]), y[:, 0])
+        total, count = total + gradient if added else gradient, count + 1
+        summed += 1
         if due(number, count, k, len(micro_batches)):
-            model.apply(total / divisor(count, k))
-            total, count = 0.0, 0
+            model.apply(total / divisor(summed, k))
+            total, count = total if "sums" in kept else 0.0, 0
+            summed = summed if "count" in kept else 0
         elif masked:
             model.apply(0.0 * total)
     return model.weights
 
 
 def _is_big_batch(loop):
-    """A target: this loop's weights are those of the big batch, with every optimizer."""
+    """A target: this loop's weights are those of the big batch, in every run."""
 
     def holds(answers, seed):
-        errors = {name: off(ran["weights"], _weights_after(seed, name)) for name, ran in answers[loop].items()}
-        said = ", ".join(f"{100 * share:,.4g}% with {name}" for name, share in errors.items() if not share <= FLOAT32)
-        return not said or f"off by {said}"
+        for run, ran in zip(probes.epochs(seed), answers[loop], strict=True):
+            error = off(ran["weights"], _weights_after(run))
+            if not error <= FLOAT32:
+                return f"off by {100 * error:,.4g}% with {run[0]}, {len(run[2])} micro-batches, k = {run[3]}"
+        return True
 
     return holds
 
 
 def _updates_of_all(answers, seed):
-    _, micro_batches, k = probes.linear_epoch(seed)
-    wanted = len(_groups(micro_batches, k))
     for loop in probes.LOOPS:
-        wrong = {ran["updates"] for ran in answers[loop].values()} - {wanted}
-        if wrong:
-            return f"{loop} returns {min(wrong)} for {len(micro_batches)} micro-batches in groups of {k}"
+        for (_, _, micro_batches, k), ran in zip(probes.epochs(seed), answers[loop], strict=True):
+            wanted = len(_groups(micro_batches, k))
+            if ran["updates"] != wanted:
+                case = f"{len(micro_batches)} micro-batches and k = {k}"
+                return f"{loop} returns {ran['updates']} for {case}, and {wanted} is wanted"
     return True
 
 
 def _ran_as(*loops, **wrong):
-    """Recognise that one of these loops has run with this wrong, with every optimizer."""
+    """Recognise that one of these loops has run with this wrong, in every run."""
 
     def recognise(answers, seed):
-        weights = {name: _weights_after(seed, name, **wrong) for name in probes.OPTIMIZERS}
+        wanted = [_weights_after(run, **wrong) for run in probes.epochs(seed)]
         return any(
-            all(off(ran["weights"], weights[name]) <= 10 * FLOAT32 for name, ran in answers[loop].items())
+            all(
+                off(ran["weights"], weights) <= 10 * FLOAT32 for ran, weights in zip(answers[loop], wanted, strict=True)
+            )
             for loop in loops
         )
 
     return recognise
 
 
-_LOOP = {name: {"weights": forms.any_array, "updates": forms.whole} for name in probes.OPTIMIZERS}
+def _only_updates_wrong(answers, seed):
+    return all(_is_big_batch(loop)(answers, seed) is True for loop in probes.LOOPS)
+
+
+_LOOP = [{"weights": forms.any_array, "updates": forms.whole}]
 LOOPS = question(
     name="q2",
     title="Repair three loops",
@@ -172,6 +244,14 @@ LOOPS = question(
         "divided by k": _ran_as(*probes.LOOPS, divisor=lambda count, k: k),
         "last group forgotten": _ran_as(*probes.LOOPS, due=lambda number, count, k, last: count == k),
         "every micro-batch": _ran_as(*probes.LOOPS, due=lambda number, count, k, last: True),
+        "one update": _ran_as(*probes.LOOPS, due=lambda number, count, k, last: number == last),
+        "sums not reset": lambda answers, seed: any(
+            _ran_as(*probes.LOOPS, kept=kept)(answers, seed) for kept in (["sums"], ["sums", "count"])
+        ),
+        "last one alone": _ran_as(*probes.LOOPS, divisor=lambda count, k: 1, added=False),
+        "one too few": _ran_as(*probes.LOOPS, due=lambda number, count, k, last: count >= k - 1 or number == last),
+        "one too many": _ran_as(*probes.LOOPS, due=lambda number, count, k, last: count > k or number == last),
+        "updates miscounted": _only_updates_wrong,
     },
 )
 
@@ -182,6 +262,10 @@ LOOPS = question(
 def _little_memory(answers, seed):
     held = answers["bytes"]
     yours, one, gradients = (f"{held[name] / 2**20:.1f} MiB" for name in ("yours", "one", "gradients"))
+    if answers["small_rows"] > memory_probe.SMALL["micro_batch"]:
+        return "of {rows} rows, with micro_batch={micro_batch}, you send {sent} through the model at once".format(
+            **memory_probe.SMALL, sent=answers["small_rows"]
+        )
     said = f"yours needs {yours}; a plain step on one micro-batch needs {one}, and a copy of the gradients {gradients}"
     return held["yours"] <= MEMORY_SLACK * (held["one"] + held["gradients"]) or said
 
@@ -207,6 +291,21 @@ def _part_rows(micro_batch, rows, seed):
 
 def _forwards(answers):
     return [(rows, in_graph) for name, rows, in_graph in answers["passes"] if name == "forward"]
+
+
+def _number_for_size(answers, seed):
+    rows, parts = memory_probe.SMALL["rows"], memory_probe.SMALL["micro_batch"]
+    return answers["small_rows"] in (rows // parts, -(-rows // parts))
+
+
+def _loss_is(judge):
+    """Recognise a returned loss by the micro-batches' losses and rows."""
+
+    def recognise(answers, seed):
+        wrong = judge(np.array(answers["losses"]), np.array(_part_rows(**memory_probe.step_sizes(seed))))
+        return _mean_loss_of_all(answers, seed) is not True and abs(answers["loss"] / wrong - 1) <= CONVOLUTION
+
+    return recognise
 
 
 def _whole_batch_at_once(answers, seed):
@@ -240,6 +339,7 @@ BIG_STEP = question(
         "losses": [forms.number],
         "passes": [(forms.text, forms.whole, forms.flag)],
         "updates": forms.whole,
+        "small_rows": forms.size,
         "bytes": dict.fromkeys(("gradients", "one", "yours"), forms.count),
         "off": {str: forms.distance},
     },
@@ -251,6 +351,7 @@ BIG_STEP = question(
         Target("the loss returned is the mean over all rows, to 0.01%", _mean_loss_of_all),
     ),
     recognise={
+        "number for size": _number_for_size,
         "whole batch": _whole_batch_at_once,
         "forward first": _forwards_first,
         "one graph": _graph_too_large,
@@ -258,6 +359,12 @@ BIG_STEP = question(
         "too much kept": _right_and_too_large,
         "mean of means": _changed_as("mean of means"),
         "last one dropped": _changed_as("last dropped"),
+        "last one alone": _changed_as("last alone"),
+        "sum of means": _changed_as("sum of means"),
+        "sum over rows": _changed_as("sum over rows"),
+        "last loss": _loss_is(lambda losses, rows: losses[-1]),
+        "mean of losses": _loss_is(lambda losses, rows: losses.mean()),
+        "sum of losses": _loss_is(lambda losses, rows: losses.sum()),
     },
 )
 
@@ -294,6 +401,17 @@ def _plans(answers, seed):
         yield case, plan, _wanted_plan(case)
 
 
+def _is_tiny(case):
+    return case["memory_bytes"] < 100
+
+
+def _given(case, plan, wanted, *names):
+    """What the learner's plan has under these names for a small case, and what is wanted."""
+    arguments = ", ".join(f"{name}={value}" for name, value in case.items())
+    said = [one if one == REFUSED else ", ".join(f"{name} {one[name]:g}" for name in names) for one in (plan, wanted)]
+    return f"{arguments}: you give {said[0]}, and {said[1]} is wanted"
+
+
 def _run_line(case):
     gigabytes = {name: case[f"{name}_bytes"] / 1e9 for name in ("memory", "state", "gradient", "example")}
     sizes = ", ".join(f"{name} {size:.2f} GB" for name, size in gigabytes.items())
@@ -304,7 +422,9 @@ def _size_right(answers, seed):
     for case, plan, wanted in _plans(answers, seed):
         if REFUSED in (plan, wanted):
             continue
-        if (plan["micro_batch"], plan["micro_batches"]) != (wanted["micro_batch"], wanted["micro_batches"]):
+        if any(plan[name] != wanted[name] for name in _SIZES):
+            if _is_tiny(case):
+                return _given(case, plan, wanted, *_SIZES)
             return f"{_run_line(case)}: you take {plan['micro_batches']} micro-batches of {plan['micro_batch']}"
     return any(plan != REFUSED for plan in answers["plans"])
 
@@ -313,6 +433,8 @@ def _updates_right(name):
     def holds(answers, seed):
         for case, plan, wanted in _plans(answers, seed):
             if REFUSED not in (plan, wanted) and plan[name] != wanted[name]:
+                if _is_tiny(case):
+                    return _given(case, plan, wanted, name)
                 sizes = f"{case['examples']} examples in global batches of {case['global_batch']}"
                 length = f"{case['epochs']} epochs" if name == "updates" else f"{case['warmup_examples']} of warm-up"
                 return f"{sizes}, {length}: you say {plan[name]}"
@@ -324,11 +446,66 @@ def _updates_right(name):
 def _refuses_what_does_not_work(answers, seed):
     for case, plan, wanted in _plans(answers, seed):
         if (plan == REFUSED) != (wanted == REFUSED):
+            if _is_tiny(case):
+                return _given(case, plan, wanted, *_SIZES)
             return f"{_run_line(case)}: you {'raise one' if plan == REFUSED else 'raise none'}"
     return True
 
 
-_PLAN = dict.fromkeys(("micro_batch", "micro_batches", "updates", "warmup_updates"), forms.number)
+def _sizes_as(name, *fields):
+    """Recognise a mistake by the sizes alone, since people may count otherwise too."""
+
+    def sizes(plans):
+        return [plan if plan == REFUSED else [plan[field] for field in fields] for plan in plans]
+
+    def recognise(answers, seed):
+        (edit,) = (mistake.edit for mistake in PLAN.mistakes if mistake.name == name)
+        return sizes(answers["plans"]) == sizes(probes.probe_plan(PLAN.answer.names(edit), seed)["plans"])
+
+    return recognise
+
+
+def _counts_as(*wrongs):
+    """Recognise a mistake by the updates of the run, or by those of the warm-up.
+
+    wrongs  (examples, case, plan) -> updates until so many were seen
+    """
+
+    def recognise(answers, seed):
+        rows = [row for row in _plans(answers, seed) if REFUSED not in row]
+        return any(_count_is(rows, count, wrong) for count in ("updates", "warmup_updates") for wrong in wrongs)
+
+    return recognise
+
+
+def _count_is(rows, count, wrong):
+    differs = False
+    for case, plan, right in rows:
+        seen = case["epochs"] * case["examples"] if count == "updates" else case["warmup_examples"]
+        updates = wrong(seen, case, plan)
+        if plan[count] != updates:
+            return False
+        differs = differs or updates != right[count]
+    return differs
+
+
+def _up(examples, batch):
+    return -(-examples // max(1, batch))
+
+
+def _full_groups(examples, case, plan):
+    epochs, rest = divmod(examples, case["examples"])
+    return epochs * (case["examples"] // case["global_batch"]) + rest // case["global_batch"]
+
+
+def _by_local_batch(examples, case, plan):
+    return _updates_in(examples, case | {"global_batch": case["global_batch"] // case["replicas"]})
+
+
+_SIZES = ("micro_batch", "micro_batches")
+_WRONG_SIZES = ("sums forgotten", "sums always", "replicas forgotten", "not quite full", "smallest", "powers of two")
+_WRONG_SIZES += ("never refuses", "uneven ignored", "state forgotten", "never in one", "swapped", "of all replicas")
+_PLAN = dict.fromkeys((*_SIZES, "updates", "warmup_updates"), forms.number)
 PLAN = question(
     name="q4",
     title="Plan a group",
@@ -341,34 +518,97 @@ PLAN = question(
         Target("the updates of the warm-up", _updates_right("warmup_updates")),
         Target("a ValueError where nothing fits or divides, and nowhere else", _refuses_what_does_not_work),
     ),
+    recognise={
+        **{name: _sizes_as(name, *_SIZES) for name in _WRONG_SIZES},
+        "does not divide": _sizes_as("does not divide", "micro_batch"),
+        "counted in micro-batches": _counts_as(
+            lambda examples, case, plan: plan["micro_batches"] * _updates_in(examples, case),
+            lambda examples, case, plan: _up(case["examples"], int(plan["micro_batch"])) * examples // case["examples"],
+        ),
+        "full groups alone": _counts_as(_full_groups),
+        "epochs glued together": _counts_as(
+            lambda examples, case, plan: _up(examples, case["global_batch"]),
+            lambda examples, case, plan: examples // case["global_batch"],
+        ),
+        "counted per replica": _counts_as(_by_local_batch),
+        "one epoch": _counts_as(lambda examples, case, plan: _up(case["examples"], case["global_batch"])),
+        "whole epochs": _counts_as(
+            lambda examples, case, plan: _up(examples, case["examples"]) * _up(case["examples"], case["global_batch"])
+        ),
+    },
 )
 
 
 # q5: two replicas
 
 
-def _wanted_weights(seed):
-    """[group]: the weights, as a vector, of one device that takes each group as one batch."""
+def _clipped(gradient, clip_norm):
+    return gradient * min(1, clip_norm / np.linalg.norm(gradient))
+
+
+def _variables_clipped(gradient, clip_norm):
+    return np.concatenate([_clipped(part, clip_norm) for part in (gradient[:-1], gradient[-1:])])
+
+
+def _weights_of(
+    seed, weight=lambda rows: rows, count=lambda rows: rows, summed=("sums", "rows"), clip=_clipped, **late
+):
+    """[replica][group]: the weights, as a vector, by these sums.
+
+    weight   rows -> a micro-batch's weight in the sum; count, in what the sum is divided by
+    summed  what is summed over the replicas
+    clip    (mean, clip_norm) -> gradient
+    late    local=True: each replica clips its own mean; sums=True: sums are clipped, and then divided;
+            by: rows -> divisor
+    """
     (kernel, bias), groups = probes.replica_groups(seed)
-    weights, velocity, seen = np.concatenate([kernel.ravel(), bias]).astype("float64"), 0.0, []
+    weights = np.tile(np.concatenate([kernel.ravel(), bias]).astype("float64"), (2, 1))
+    velocity, seen = np.zeros_like(weights), []
     for clip_norm, micro_batches in groups:
-        x, y = (np.concatenate(parts) for parts in zip(*(shard for shards in micro_batches for shard in shards)))
-        x = np.hstack([x, np.ones_like(y)])
-        gradient = 2 * x.T @ (x @ weights - y[:, 0]) / len(x)
-        gradient *= min(1, clip_norm / np.linalg.norm(gradient))
-        velocity = probes.MOMENTUM * velocity - probes.LARGE_RATE * gradient
+        sums, rows = np.zeros_like(weights), np.zeros((2, 1))
+        for shards in micro_batches:
+            for replica, (x, y) in enumerate(shards):
+                x = np.hstack([x, np.ones_like(y)])
+                sums[replica] += weight(len(x)) * 2 * x.T @ (x @ weights[replica] - y[:, 0]) / len(x)
+                rows[replica] += count(len(x))
+        if late.get("local"):
+            sums = rows * np.array([clip(*both, clip_norm) for both in zip(sums / rows)])
+            clip = _as_it_is
+        sums, rows = (
+            np.tile(part.sum(axis=0), (2, 1)) if name in summed else part
+            for name, part in (("sums", sums), ("rows", rows))
+        )
+        before, after = (1, rows) if late.get("sums") else (late.get("by", _as_it_is)(rows), 1)
+        gradients = np.array([clip(mean, clip_norm) for mean in sums / before]) / after
+        velocity = probes.MOMENTUM * velocity - probes.LARGE_RATE * gradients
         weights = weights + velocity
         seen.append(weights)
-    return np.array(seen)
+    return np.stack(seen, axis=1)
+
+
+def _as_it_is(value, *_):
+    return value
+
+
+def _weights_are(**wrong):
+    """Recognise the weights of both replicas after both groups, whatever crossed."""
+
+    def recognise(answers, seed):
+        wanted = _weights_of(seed, **wrong)
+        return bool(np.allclose(np.array(answers["weights"]), wanted, rtol=1e-4, atol=1e-4, equal_nan=True))
+
+    return recognise
 
 
 def _one_device(answers, seed):
     first = np.concatenate([np.ravel(variable) for variable in probes.replica_groups(seed)[0]])
-    wanted, got = _wanted_weights(seed), np.array(answers["weights"])
+    wanted, got = _weights_of(seed)[0], np.array(answers["weights"])
     if got.shape != (2, *wanted.shape):
         return "your update returns gradients of other shapes"
     for group, name in enumerate(("first, clipped", "second")):
-        error = max(off(replica[group] - first, wanted[group] - first) for replica in got)
+        error = np.max([off(replica[group] - first, wanted[group] - first) for replica in got])
+        if not np.isfinite(error):
+            return f"after the {name} group a weight is not finite"
         if not error <= FLOAT32:
             return f"after the {name} group the weights' change is off by {100 * error:,.4g}%"
     return True
@@ -376,7 +616,7 @@ def _one_device(answers, seed):
 
 def _replicas_alike(answers, seed):
     error = off(*answers["weights"])
-    return bool(error <= FLOAT32) or f"they differ by {100 * error:,.4g}%"
+    return bool(error <= FLOAT32) or (f"they differ by {100 * error:,.4g}%" if np.isfinite(error) else "")
 
 
 def _add_is_silent(answers, seed):
@@ -408,7 +648,26 @@ REPLICAS = question(
         Target("`add` sums nothing over the replicas", _add_is_silent),
         Target("`update` sums each gradient once, and the rows", _one_crossing),
     ),
-    recognise={"every micro-batch": _summed_in_add},
+    recognise={
+        "every micro-batch": _summed_in_add,
+        "never summed": _weights_are(summed=()),
+        "parts clipped": _weights_are(local=True),
+        "sum clipped": _weights_are(sums=True),
+        "each variable alone": _weights_are(clip=_variables_clipped),
+        "unweighted": _weights_are(weight=lambda rows: 1),
+        "not clipped": _weights_are(clip=_as_it_is),
+        "always that long": _weights_are(clip=lambda mean, clip_norm: mean * clip_norm / np.linalg.norm(mean)),
+        "local rows": _weights_are(summed=["sums"]),
+        "rows not counted": _weights_are(count=lambda rows: 0),
+        "not divided": _weights_are(by=lambda rows: 1),
+        "micro-batches counted": lambda answers, seed: any(
+            _weights_are(count=lambda rows: 1, weight=weight)(answers, seed) for weight in (_as_it_is, lambda rows: 1)
+        ),
+        "summed twice": lambda answers, seed: (
+            bool(answers["summed"]["add"]) and _weights_are(by=lambda rows: rows / 2)(answers, seed)
+        ),
+        "divided twice": _weights_are(by=lambda rows: 2 * rows),
+    },
 )
 
 

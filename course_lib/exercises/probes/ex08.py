@@ -11,6 +11,8 @@ from course_lib.exercises.probes.replicas import local_arrays, mirrored_strategy
 LOOPS = ("loop_a", "loop_b", "loop_c")  # of q2
 OPTIMIZERS = ("plain SGD", "momentum", "Adam")
 RATE, MOMENTUM = 0.05, 0.9  # of q2's optimizers
+PLAN_ARGUMENTS = ("global_batch", "replicas", "memory_bytes", "state_bytes", "gradient_bytes", "example_bytes")
+PLAN_ARGUMENTS += ("examples", "epochs", "warmup_examples")
 LARGE_RATE = 0.5  # of q5, and of q3 in ex08_memory.py, so that a change is not lost in the rounding of what it changes
 
 
@@ -18,12 +20,16 @@ LARGE_RATE = 0.5  # of q5, and of q3 in ex08_memory.py, so that a change is not 
 
 
 def streams(seed: int) -> list[tuple[list[tuple[np.ndarray, int]], int]]:
-    """q1's cases, (micro-batches, k), with micro-batches (gradient (n,) float64, rows): a rest, none, a rest alone."""
+    """q1's cases, (micro-batches, k), with micro-batches (gradient (n,) float64, rows): three tiny ones, then drawn
+    ones with a rest, with none, and with a rest alone."""
     rng = np.random.default_rng(seed)
-    cases = []
-    for count, k in ((8, 3), (8, 4), (3, 5)):
+    cases = [
+        ([(np.array([float(gradient)]), rows) for gradient, rows in micro_batches], k)
+        for micro_batches, k in (([(2, 1), (5, 2)], 2), ([(6, 3), (1, 2)], 1), ([(2, 1), (5, 2), (8, 3)], 2))
+    ]
+    for count, k, size in ((8, 3, 4), (8, 4, 2), (3, 5, 7)):
         rows = rng.permutation(np.arange(2, 2 + count))
-        cases.append(([(rng.normal(size=4), int(number)) for number in rows], k))
+        cases.append(([(rng.normal(size=size), int(number)) for number in rows], k))
     return cases
 
 
@@ -40,13 +46,23 @@ def probe_group_gradients(names, seed):
 # q2: three loops
 
 
-def linear_epoch(seed: int) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]], int]:
-    """Weights (3, 1), micro-batches (x (rows, 3), y (rows, 1)) of equal rows, and k, which does not divide them."""
+def epochs(seed: int) -> list[tuple[str, list[np.ndarray], list[tuple[np.ndarray, np.ndarray]], int]]:
+    """q2's runs: (optimizer, [kernel (n, 1), bias (1,)], micro-batches (x (rows, n), y (rows, 1)) of equal rows, k).
+
+    First small ones by plain SGD, of a full group, of two and a rest, and of a rest alone; then a larger one, whose
+    last group is not full, by every optimizer.
+    """
     rng = np.random.default_rng(seed)
+    runs = [("plain SGD", *_epoch(rng, 1, 1, count, k)) for count, k in ((2, 2), (5, 2), (1, 3))]
     rows, k = int(rng.integers(5, 9)), int(rng.integers(3, 5))
-    shapes = [((rows, 3), (rows, 1))] * (2 * k + int(rng.integers(1, k)))
+    large = _epoch(rng, rows, 3, 2 * k + int(rng.integers(1, k)), k)
+    return runs + [(optimizer, *large) for optimizer in OPTIMIZERS]
+
+
+def _epoch(rng, rows, width, count, k):
+    shapes = [((rows, width), (rows, 1))] * count
     micro_batches = [tuple(rng.normal(size=shape).astype("float32") for shape in pair) for pair in shapes]
-    return _far_weights(rng, (3, 1)), micro_batches, k
+    return [_far_weights(rng, shape) for shape in ((width, 1), (1,))], micro_batches, k
 
 
 def _far_weights(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -55,23 +71,23 @@ def _far_weights(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray
 
 
 def probe_loops(names, seed):
-    """Of each loop with each optimizer the final weights, and the updates that the loop returned."""
+    """Of each loop after each run the final weights, as a vector, and the updates that the loop returned."""
     import keras
 
-    first, micro_batches, k = linear_epoch(seed)
     makers = (
         lambda: keras.optimizers.SGD(RATE),
         lambda: keras.optimizers.SGD(RATE, momentum=MOMENTUM),
         lambda: keras.optimizers.Adam(RATE),
     )
-    answers = {}
-    for loop in LOOPS:
-        answers[loop] = {}
-        for name, new_optimizer in zip(OPTIMIZERS, makers):
-            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, use_bias=False)])
-            model.set_weights([first])
-            updates = names[loop](model, new_optimizer(), list(micro_batches), k)
-            answers[loop][name] = {"weights": model.get_weights()[0], "updates": int(updates)}
+    new_optimizer = dict(zip(OPTIMIZERS, makers))
+    answers = {loop: [] for loop in LOOPS}
+    for optimizer, first, micro_batches, k in epochs(seed):
+        model = keras.Sequential([keras.Input((len(first[0]),)), keras.layers.Dense(1)])
+        for loop in LOOPS:
+            model.set_weights(first)
+            updates = names[loop](model, new_optimizer[optimizer](), list(micro_batches), k)
+            weights = np.concatenate([np.ravel(array) for array in model.get_weights()])
+            answers[loop].append({"weights": weights, "updates": int(updates)})
     return answers
 
 
@@ -79,8 +95,19 @@ def probe_loops(names, seed):
 
 
 def runs_to_plan(seed: int) -> list[dict[str, int]]:
-    """q4's cases, each decided by something else; in two, nothing fits or the replicas do not divide the batch."""
+    """q4's cases: small ones, in most of which memory is exactly full; then drawn ones, each decided by something else.
+
+    In some nothing fits, or the replicas do not divide the batch.
+    """
     rng = np.random.default_rng(seed)
+    small = [  # values of PLAN_ARGUMENTS
+        (1, 1, 2, 1, 5, 1, 1, 1, 1),
+        (4, 1, 9, 1, 4, 2, 10, 1, 5),
+        (6, 1, 6, 2, 1, 1, 7, 2, 8),
+        (8, 2, 5, 2, 2, 1, 16, 3, 16),  # one example at a time
+        (8, 2, 4, 2, 2, 1, 16, 3, 16),  # one too many
+        (5, 2, 99, 2, 2, 1, 16, 3, 16),
+    ]
     base = {"global_batch": 80, "replicas": 2}
     special = [
         base | {"memory": 37.0},  # with the sums, 17 examples of 40 fit; without, 20
@@ -91,7 +118,8 @@ def runs_to_plan(seed: int) -> list[dict[str, int]]:
         base | {"memory": 14.5},  # two fit, if there are no sums
         base | {"memory": 100.0, "global_batch": 82, "replicas": 4},
     ]
-    return shuffled(rng, [_run_to_plan(rng, **case) for case in special])
+    drawn = shuffled(rng, [_run_to_plan(rng, **case) for case in special])
+    return [dict(zip(PLAN_ARGUMENTS, values)) for values in small] + drawn
 
 
 def _run_to_plan(rng: np.random.Generator, memory: float, global_batch: int, replicas: int) -> dict[str, int]:

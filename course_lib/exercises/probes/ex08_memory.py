@@ -11,6 +11,7 @@ from course_lib.errors import CourseError
 from course_lib.exercises.probes import workers
 from course_lib.exercises.probes.ex08 import LARGE_RATE, MOMENTUM
 
+SMALL = {"rows": 7, "micro_batch": 2}  # of a first call: what only a first step needs is not measured
 MICRO_BATCHES, PIXELS, WIDTH = 12, 32, 1536  # a copy of the gradients is a twentieth of what a micro-batch needs
 # TensorFlow's pool for oneDNN keeps what is freed, and so does malloc for pieces that it does not map one by one.
 EXACT_MEMORY = {"TF_ENABLE_ONEDNN_OPTS": "0", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -43,7 +44,8 @@ def measure_step(big_step, micro_batch, rows, seed):
 
     Returns  bytes: of the "gradients", and the peaks of a plain step on "one" micro-batch and of "yours"; "off": how
              far the weights' change is from that of the right gradient, and of wrong ones; "updates"; the "loss"
-             returned, and "losses", those of the micro-batches; "passes": [name, rows, inside a graph]
+             returned, and "losses", those of the micro-batches; "passes": [name, rows, inside a graph]; "small_rows":
+             the most rows at once in a call with SMALL, 0 where a graph doesn't know them
     """
     bench = _Bench(micro_batch, rows, seed)
     bench.plain_step(bench.x[:2], bench.y[:2])  # what only a first step needs
@@ -72,6 +74,9 @@ def _candidates(gradients, rows) -> dict[str, np.ndarray]:
         "right": right,
         "mean of means": np.mean(gradients, axis=0),
         "last dropped": np.mean(gradients[:-1], axis=0),
+        "last alone": gradients[-1],
+        "sum of means": np.sum(gradients, axis=0),
+        "sum over rows": sum(rows) * right,
     }
 
 
@@ -138,9 +143,10 @@ class _Bench:
         def step():
             returned.append(float(big_step(self.model, optimizer, loss, self.x, self.y, self.micro_batch)))
 
-        # What only a first step needs is not measured.
-        if big_step(self.model, self.new_optimizer(), loss, self.x[:5], self.y[:5], 2) is None:
+        x, y = self.x[: SMALL["rows"]], self.y[: SMALL["rows"]]
+        if big_step(self.model, self.new_optimizer(), loss, x, y, SMALL["micro_batch"]) is None:
             raise CourseError("big_step returned nothing: return the mean loss over all rows.")
+        small_rows = max((rows for _, rows, _ in passes), default=0)
         self.model.set_weights(self.first)
         passes.clear()
 
@@ -150,6 +156,7 @@ class _Bench:
             "peak_bytes": peak_bytes,
             "loss": returned[0],
             "passes": passes,
+            "small_rows": small_rows,
             "updates": int(optimizer.iterations.numpy()),
             "change": np.concatenate(change),
         }

@@ -3,13 +3,15 @@
 Needs NumPy; TensorFlow for q4. The inputs are functions of the seed.
 """
 
+import copy
 import json
 
 import numpy as np
 
 from course_lib.exercises.ask import Stopped
-from course_lib.exercises.given.capstone_cases import WARMUP, digits_case, loops, measured
+from course_lib.exercises.given.capstone_cases import PARTS, WARMUP, digits_case, loops, measured
 from course_lib.exercises.given.trainer import Trainer
+from course_lib.exercises.probes.cases import shuffled
 from course_lib.exercises.probes.replicas import are_identical, mirrored_strategy
 from course_lib.exercises.probes.state import copies_of
 
@@ -21,8 +23,19 @@ AFTER = 40  # micro-batches that q3's run goes on for
 # q1: a replica's input
 
 
-def input_case(seed: int) -> dict[str, int]:
-    """q1's sizes: replicas, a global batch that they divide, and rows whose last batch they do not."""
+def input_cases(seed: int) -> list[dict[str, int]]:
+    """q1's sizes: small ones, with a last batch of one row, of most, and a full one; and a drawn one.
+
+    The drawn one has so many rows that no two of its orders are alike by chance.
+    """
+    small = [
+        {"replicas": replicas, "global_batch": batch, "rows": rows} for replicas, batch, rows in ((2, 2, 3), (3, 6, 17))
+    ]
+    return [*small, {"replicas": 2, "global_batch": 4, "rows": 8}, drawn_input(seed)]
+
+
+def drawn_input(seed: int) -> dict[str, int]:
+    """q1's last sizes: replicas, a global batch that they divide, and rows whose last batch they do not."""
     rng = np.random.default_rng(seed)
     replicas = int(rng.integers(3, 5))
     global_batch = replicas * int(rng.integers(3, 5))
@@ -31,17 +44,20 @@ def input_case(seed: int) -> dict[str, int]:
 
 
 def probe_batches(names, seed):
-    """Who saw which rows in q1's epochs, with which keys they were augmented, and whether labels fit."""
-    case = input_case(seed)
-    return {"epochs": [_one_epoch(names["replica_batches"], case, *epoch) for epoch in EPOCHS]}
+    """Who saw which rows in each case's epochs, with which keys they were augmented, and whether labels fit."""
+    return {
+        "cases": [
+            [_one_epoch(names["replica_batches"], case, *epoch) for epoch in EPOCHS] for case in input_cases(seed)
+        ]
+    }
 
 
 def _one_epoch(replica_batches, case, epoch, training):
-    ids, keys = np.arange(case["rows"]), []
+    ids, keys = np.arange(case["rows"]), [[] for _ in range(case["replicas"])]
     images = np.ones((case["rows"], 2, 2, 1), "float32") * ids[:, None, None, None]
 
     def augment(local_images, key):
-        keys.append([int(number) for number in np.ravel(key)])
+        keys[replica].append([int(number) for number in np.ravel(key)])
         return local_images + np.float32(MARK)
 
     replicas, fit, marked = [], True, []
@@ -59,10 +75,26 @@ def _one_epoch(replica_batches, case, epoch, training):
 # q2: a rate in updates
 
 
+SMALL_RUN = {
+    "base_rate": 0.1,
+    "base_batch": 2,
+    "local_batch": 1,
+    "replicas": 2,
+    "micro_batches": 2,
+    "examples": 9,
+    "epochs": 3,
+    "warmup_epochs": 1,
+}
+SMALL_STEPS = {0: 0.1, 1: 0.1, 2: 0.15, 3: 0.15, 4: 0.2, 8: 0.1, 9: 0.1}  # of SMALL_RUN: micro-step to its rate
+
+
 def rate_cases(seed: int) -> list[tuple[int, dict]]:
-    """q2's cases: a micro-step and the run that it belongs to; starts, ends and middles of warm-up and decay."""
+    """q2's cases: a micro-step and the run that it belongs to; starts, ends and middles of warm-up and decay.
+
+    The first are of a run so small that its rates can be worked out by hand.
+    """
     rng = np.random.default_rng(seed)
-    cases = []
+    cases = [(step, SMALL_RUN) for step in SMALL_STEPS]
     for _ in range(2):
         run = {
             "base_rate": float(rng.uniform(0.01, 0.1)),
@@ -100,9 +132,12 @@ def probe_rates(names, seed):
 
 
 def kills(seed: int) -> list[int]:
-    """Micro-batches after which q3's runs are saved: in the middle of a group, and of the second epoch or the third."""
+    """Micro-batches after which q3's runs are saved: the first, and some of the second epoch or the third.
+
+    Of these each place in a group is one: after its first micro-batch, its second and its last.
+    """
     rng = np.random.default_rng(seed)
-    return [Trainer.GROUP * int(group) + 1 + place for place, group in enumerate(rng.integers(5, 11, size=2))]
+    return [1, *(Trainer.GROUP * int(group) + 1 + place for place, group in enumerate(rng.integers(5, 11, size=3)))]
 
 
 def probe_resume(names, seed):
@@ -115,7 +150,7 @@ def probe_resume(names, seed):
         saved = names["save"](saved_run)
         _require_plain(saved)
         continued = [saved_run.step() for _ in range(AFTER)]
-        resumed_run = names["restore"](Trainer(seed, process=1), saved)
+        resumed_run = names["restore"](Trainer(seed, process=1), copy.deepcopy(saved))  # as if read from a file
         resumed = [resumed_run.step() for _ in range(AFTER)]
         weights, updates = np.array(resumed_run.weights), int(resumed_run.updates)
         answers.append({"continued": continued, "resumed": resumed, "weights": weights, "updates": updates})
@@ -168,9 +203,35 @@ def _accuracy(logits, labels) -> float:
 # q5: efficiencies
 
 
+def benchmarks(seed: int) -> list[tuple[dict[tuple[int, int], list[float]], int]]:
+    """q5's (times, warm-up steps): one to be worked out by hand, and two drawn ones in an order of their own.
+
+    They have an even number of other steps and an odd one, and other numbers of replicas.
+    """
+    rng = np.random.default_rng(seed)
+    cases = [({(2, 8): [9.0, 5.0, 5.0], (1, 4): [9.0, 2.0, 4.0], (1, 8): [9.0, 4.0, 4.0]}, 1)]
+    for place, left_out in enumerate(rng.choice([2, 4, 8], size=2, replace=False)):
+        times = [case for case in measured(seed + place).items() if case[0][0] != left_out]
+        times = {case: steps[: -place or None] for case, steps in shuffled(rng, times)}
+        slow = int(rng.integers(1, 3))  # more steps that trace and compile
+        cases.append(({case: steps[:1] * slow + steps for case, steps in times.items()}, WARMUP + slow))
+    return cases
+
+
+LOOPS_BY_HAND = [dict(zip(PARTS, seconds)) for seconds in ((1.0, 2.0, 1.0), (4.0, 1.0, 1.0), (1.0, 2.0, 6.0))]
+
+
+def loops_to_judge(seed: int) -> list[dict[str, float]]:
+    """q5's loops: three to be worked out by hand, and those of the case, their parts in any order."""
+    rng = np.random.default_rng(seed)
+    return [*LOOPS_BY_HAND, *(dict(shuffled(rng, [*parts.items()])) for parts in loops(seed))]
+
+
 def probe_scaling(names, seed):
-    """The learner's efficiencies, by replicas in order, and the limits of the loops."""
-    found = names["efficiencies"](measured(seed), WARMUP)
-    limits = [names["bottleneck"](dict(parts)) for parts in loops(seed)]
-    by_replicas = {kind: [[int(r), float(found[kind][r])] for r in sorted(found[kind])] for kind in ("strong", "weak")}
-    return {**by_replicas, "parts": [str(part) for part, _ in limits], "gains": [float(gain) for _, gain in limits]}
+    """The learner's efficiencies for each benchmark, by replicas in order, and the limits of the loops."""
+    found = []
+    for times, warmup in benchmarks(seed):
+        own = names["efficiencies"]({case: list(steps) for case, steps in times.items()}, warmup)
+        found.append({kind: [[int(r), float(own[kind][r])] for r in sorted(own[kind])] for kind in ("strong", "weak")})
+    limits = [names["bottleneck"](dict(parts)) for parts in loops_to_judge(seed)]
+    return {"found": found, "parts": [str(part) for part, _ in limits], "gains": [float(gain) for _, gain in limits]}
