@@ -70,11 +70,8 @@ def changed(value):
     if isinstance(value, dict):
         yield from ((f"without {key}", {name: value[name] for name in value if name != key}) for key in value)
     if isinstance(value, np.ndarray) and value.ndim:
-        yield from (
-            ("broadcast", value.ravel()[:1]),
-            ("one more dimension", value[None]),
-            ("text array", value.astype("U")),
-        )
+        yield from [("broadcast", value.ravel()[:1])] if value.shape != (1,) else []
+        yield from (("one more dimension", value[None]), ("text array", value.astype("U")))
         yield "one NaN", np.where(np.arange(value.size).reshape(value.shape) == value.size - 1, np.nan, value)
 
 

@@ -498,7 +498,8 @@ def _efficiencies(kind, efficiency, answers, seed):
         seconds, batches = _medians(times, warmup), sorted({batch for _, batch in times})
         counts = sorted({replicas for replicas, _ in times})
         wanted = {many: efficiency(seconds, many, batches[0], batches[-1]) for many in counts}
-        yield times, warmup, wanted, dict(map(tuple, found[kind]))
+        own = dict(map(tuple, found[kind]))
+        yield times, warmup, wanted, own if len(own) == len(found[kind]) else {}
 
 
 def _efficiency_is(kind, efficiency):
