@@ -120,8 +120,9 @@ def place_of(text: str) -> str:
 def cell_in_sight(page: Page, place: str) -> Locator:
     """A cell of the open notebook, scrolled to the middle.
 
-    place  of the cell among all, in JavaScript
+    place  of the cell among all, in JavaScript; waited for: what a reload brings back has its cells one after another
     """
+    page.wait_for_function(f"() => {place} >= 0")
     scroll = f"const number = {place}; await {CONTENT}.scrollToItem(number, 'center'); return number;"
     number = page.evaluate(f"async () => {{ {scroll} }}")
     return page.locator(f'{NOTEBOOK} .jp-Cell[data-windowed-list-index="{number}"]')

@@ -134,5 +134,5 @@ def lesson_00_shows_the_points_and_a_reload_keeps_the_work(page):
     expect(in_sight(page, "progress.read(")).to_contain_text(f"Your progress: {points} of ")
     page.get_by_role("tab", name="00_start_here.ipynb").last.click()
     opened(page, "exercises/00_start_here.ipynb")
-    assert solution("00_start_here") in [cell["source"] for cell in page.evaluate(CELLS)]
     expect(in_sight(page, 'check("q1")')).to_contain_text("q1 is right")
+    assert solution("00_start_here") in [cell["source"] for cell in page.evaluate(CELLS)]

@@ -44,7 +44,7 @@ def _one_text_each(answers, seed):
     for _, task, kind, read in _configs(answers, seed):
         if kind != "str":
             return f"{task}'s is of type {kind}"
-        if not isinstance(read, dict) or read.keys() != {"cluster", "task"}:
+        if not isinstance(read, dict) or not {"cluster", "task"} <= read.keys():
             return f"{task}'s text is {'not JSON' if read is None else 'not an object with the keys cluster and task'}"
     return True
 
@@ -65,23 +65,23 @@ def _all_but_the_evaluator(answers, seed):
     return True
 
 
-def _one_address_each(answers, seed):
+def _by_the_rule(answers, seed):
     for (hosts, counts, port), task, _, read in _configs(answers, seed):
-        listed, wanted = sorted(chain(*read["cluster"].values())), _placed(hosts, counts, port)
+        listed = list(chain(*read["cluster"].values()))
         if len(set(listed)) < len(listed):
             return f"{task}'s has {len(listed)} addresses, {len(set(listed))} of them different"
-        if listed != sorted(chain(*wanted.values())):
-            return f"on {' and '.join(hosts)} from port {port} {task}'s has {read['cluster']}"
+        for kind, addresses in _placed(hosts, counts, port).items():
+            if read["cluster"].get(kind) != addresses:
+                where = f"hosts {' and '.join(hosts)}, {counts} and first port {port}"
+                return f"for {where} the addresses of type {kind} are {read['cluster'].get(kind)}"
     return True
 
 
-def _order_and_place(answers, seed):
-    for (hosts, counts, port), task, _, read in _configs(answers, seed):
+def _place_in_its_list(answers, seed):
+    for _, task, _, read in _configs(answers, seed):
         kind, index = task.split()
         if read["task"] != {"type": kind, "index": int(index)} or type(read["task"]["index"]) is not int:
             return f"{task}'s says {read['task']}"
-        if kind != "evaluator" and read["cluster"][kind] != _placed(hosts, counts, port)[kind]:
-            return f"for {hosts}, {counts} and port {port} the addresses of {task}'s type are {read['cluster'][kind]}"
     return True
 
 
@@ -95,8 +95,8 @@ TF_CONFIGS = question(
         Target("one text per task, JSON with the keys cluster and task", _one_text_each),
         Target("all tasks get the same cluster", _same_cluster),
         Target("the cluster lists every task but the evaluator", _all_but_the_evaluator),
-        Target("every listed task has its own address, on its host, from first_port on", _one_address_each),
-        Target("a task's index is its place in its own type's list", _order_and_place),
+        Target("every listed task has its own address, by the rule", _by_the_rule),
+        Target("a task's index is its place in its own type's list", _place_in_its_list),
     ),
 )
 
@@ -174,6 +174,18 @@ def _every_row_twice(answers, seed):
     return all(len(worker["targets"]) == len(settings["y"]) * settings["epochs"] for worker in answers["workers"])
 
 
+def _half_of_the_rows(answers, seed):
+    settings = probes.worker_settings(seed)
+    shared = sum(len(worker["targets"]) for worker in answers["workers"])
+    return 2 * shared == len(settings["y"]) * settings["epochs"]
+
+
+def _own_losses(answers, seed):
+    """The workers' losses differ, and their means are the global batches'."""
+    losses = np.array([worker["losses"] for worker in answers["workers"]])
+    return not np.allclose(*losses) and np.allclose(losses.mean(axis=0), _one_device(seed)[1], rtol=1e-4)
+
+
 def _sum_of_means(answers, seed):
     return np.allclose(answers["workers"][0]["weights"], _one_device(seed, probes.WORKERS)[0], rtol=1e-4)
 
@@ -216,10 +228,13 @@ TRAIN = question(
         "shuffled apart": lambda answers, seed: (
             _all_examples(answers, seed) is not None and _each_once(answers, seed) is not True
         ),
-        "global batch on each": lambda answers, seed: all(
-            2 * worker["updates"] == _updates_wanted(seed) for worker in answers["workers"]
+        "sharded twice": _half_of_the_rows,
+        "global batch on each": lambda answers, seed: (
+            _each_once(answers, seed) is True
+            and all(2 * worker["updates"] == _updates_wanted(seed) for worker in answers["workers"])
         ),
         "local mean": _sum_of_means,
+        "own rows' losses": _own_losses,
     },
 )
 
@@ -273,12 +288,14 @@ def _even(answers, seed):
     return True
 
 
-def _new_order_each_epoch(answers, seed):
+def _orders(answers, seed):
     for answer in answers["cases"]:
         if answer["rows"] != answer["again"]:
             return "the same call gives other rows when it is repeated"
         if answer["alone"][0] == answer["alone"][1]:
             return "epochs 0 and 1 have the same order"
+        if answer["alone"][0] == answer["other_seed"]:
+            return "two seeds have the same order"
     return True
 
 
@@ -291,16 +308,40 @@ def _short_batch_dropped(answers, seed):
 
 
 def _even_exactly(answers, seed):
-    return all(len(set(map(len, parts))) == 1 for _, rows, _ in _shared_out(answers, seed) for parts in zip(*rows))
+    shared = list(_shared_out(answers, seed))
+    fewer = all(len(_flat(rows)) < case["examples"] for case, rows, _ in shared)
+    return fewer and all(len(set(map(len, parts))) == 1 for _, rows, _ in shared for parts in zip(*rows))
+
+
+def _whole_alone(answers, seed):
+    """Whether a worker that is alone has every row once, in full batches but for the last."""
+    return all(
+        sorted(chain(*alone)) == [*range(case["examples"])]
+        and [len(step) for step in alone[:-1]] == [case["global_batch"]] * (case["examples"] // case["global_batch"])
+        for case, _, alone in _shared_out(answers, seed)
+    )
 
 
 def _own_orders(answers, seed):
     right_number = all(len(_flat(rows)) == case["examples"] for case, rows, _ in _shared_out(answers, seed))
-    return right_number and _every_row_once(answers, seed) is not True
+    return right_number and _whole_alone(answers, seed) and _every_row_once(answers, seed) is not True
+
+
+def _with_replacement(answers, seed):
+    flat = [(case["examples"], [*chain(*alone)]) for case, _, alone in _shared_out(answers, seed)]
+    return all(len(rows) == examples > len(set(rows)) for examples, rows in flat if examples > 20)
+
+
+def _batches_shuffled(answers, seed):
+    """Each batch is some rows that follow one another, and the batches have an order of their own."""
+    alones = [alone for _, _, alone in _shared_out(answers, seed)]
+    runs = all(sorted(step) == [*range(min(step), min(step) + len(step))] for alone in alones for step in alone if step)
+    return runs and any([*chain(*alone)] != sorted(chain(*alone)) for alone in alones)
 
 
 _ALONE = [[forms.whole]]
-_ROWS = {"rows": ([_ALONE], [_ALONE]), "again": ([_ALONE], [_ALONE]), "alone": (_ALONE, _ALONE)}
+_ALL = ([_ALONE], [_ALONE])
+_ROWS = {"rows": _ALL, "again": _ALL, "alone": (_ALONE, _ALONE), "other_seed": _ALONE}
 ROWS_OF = question(
     name="q3",
     title="Share every batch out",
@@ -311,7 +352,7 @@ ROWS_OF = question(
         Target("in every epoch each row is on one worker, once, the short last batch included", _every_row_once),
         Target("at each step all workers' rows together are the batch of a worker that is alone", _same_batches),
         Target("at no step two workers' numbers of rows differ by more than 1", _even),
-        Target("each epoch has its own order, and the same call gives the same rows again", _new_order_each_epoch),
+        Target("each epoch and each seed has its own order, and the same call gives the same rows", _orders),
     ),
     recognise={
         "no seed": lambda answers, seed: any(answer["rows"] != answer["again"] for answer in answers["cases"]),
@@ -319,8 +360,12 @@ ROWS_OF = question(
         "leftovers dropped": _even_exactly,
         "own orders": _own_orders,
         "one order": lambda answers, seed: all(answer["alone"][0] == answer["alone"][1] for answer in answers["cases"]),
+        "with replacement": _with_replacement,
+        "batches shuffled": _batches_shuffled,
         "epoch cut first": lambda answers, seed: (
-            _every_row_once(answers, seed) is True and _same_batches(answers, seed) is not True
+            _whole_alone(answers, seed)
+            and _every_row_once(answers, seed) is True
+            and _same_batches(answers, seed) is not True
         ),
     },
 )
@@ -332,8 +377,15 @@ ROWS_OF = question(
 LAST_STEP = probes.EPOCHS * probes.STEPS_PER_EPOCH
 
 
+def _kills(seed):
+    """(attempt that it ends, step after which it comes, last step whose save was due)."""
+    for attempt, step in enumerate(probes.recovery_settings(seed)["dies_after"]):
+        yield attempt, step, step // probes.SAVE_EVERY * probes.SAVE_EVERY
+
+
 def _saved_step(seed):
-    return probes.recovery_settings(seed)["dies_after"] // probes.SAVE_EVERY * probes.SAVE_EVERY
+    """At the first kill."""
+    return next(_kills(seed))[-1]
 
 
 @functools.lru_cache(maxsize=8)
@@ -373,19 +425,27 @@ def _losses_undisturbed(answers, seed):
             return f"{task} reports a step {step}, and the last one is {LAST_STEP}"
         off = abs(loss - wanted[step]) / wanted[step]
         if not off <= FLOAT32:
-            when = "before the kill" if attempt == 0 else "after the kill"
+            when = "before any kill" if attempt == 0 else "after a kill"
             return f"{task}'s loss of step {step}, {when}, is off by {100 * off:,.3g}%"
     missing = wanted.keys() - {step for task, _, step, _ in answers["reports"] if task == "worker 0"}
     return not missing or f"no loss was reported for step {min(missing)}"
 
 
+def _first_steps(answers, seed):
+    """For each kill: the step that it came after, the last saved one, the step that the next attempt began with."""
+    return [(died, saved, min(_reported(answers, attempt + 1))) for attempt, died, saved in _kills(seed)]
+
+
 def _goes_on_after_the_save(answers, seed):
-    again = _reported(answers, attempt=1)
-    if not again:
-        return "nobody died: call power_cut(done) after each step's report"
-    first, died = min(again), probes.recovery_settings(seed)["dies_after"]
-    said = f"killed after step {died}, with a save after every {probes.SAVE_EVERY}, yours go on with step {first}"
-    return first == _saved_step(seed) + 1 or said
+    for attempt, died, _ in _kills(seed):
+        if not _reported(answers, attempt + 1):
+            return f"nobody died after step {died}: call power_cut(done) after each step's report"
+    for died, saved, first in _first_steps(answers, seed):
+        if first != saved + 1:
+            return (
+                f"killed after step {died}, with a save after every {probes.SAVE_EVERY}, yours go on with step {first}"
+            )
+    return True
 
 
 def _final_weights(answers, seed):
@@ -395,9 +455,14 @@ def _final_weights(answers, seed):
 
 def _goes_on(answers, seed, first, state, batch):
     """Whether the second attempt's first step is number `first`, with this state and batch of the undisturbed run."""
-    reported, (batches, _, states) = _reported(answers, attempt=1), _undisturbed(seed)
+    return min(_reported(answers, attempt=1)) == first and _takes(answers, seed, first, state, batch)
+
+
+def _takes(answers, seed, step, state, batch):
+    """Whether a step of the second attempt has this state and batch of the undisturbed run."""
+    batches, _, states = _undisturbed(seed)
     loss, _ = _momentum_step(states[state], batches[batch])
-    return min(reported) == first and math.isclose(reported[first], loss, rel_tol=1e-4)
+    return math.isclose(_reported(answers, attempt=1)[step], loss, rel_tol=1e-4)
 
 
 def _epoch_again(answers, seed):
@@ -413,14 +478,37 @@ def _fresh_momentum(answers, seed):
     return math.isclose(_reported(answers, attempt=1)[saved + 2], loss, rel_tol=1e-4)
 
 
+def _skips_in_every_epoch(answers, seed):
+    saved, steps = _saved_step(seed), probes.STEPS_PER_EPOCH
+    next_epoch = (saved // steps + 1) * steps
+    return _takes(answers, seed, next_epoch + 1, state=next_epoch, batch=next_epoch + saved % steps)
+
+
+def _in_order(answers, seed):
+    """Steps that worker 0 reported before the first kill, in that order; whether their losses are the right ones."""
+    reports = [(step, loss) for name, attempt, step, loss in answers["reports"] if (name, attempt) == ("worker 0", 0)]
+    steps, losses = zip(*reports)
+    return steps, np.allclose(losses, _undisturbed(seed)[1][: len(losses)], rtol=1e-4)
+
+
 def _other_order(answers, seed):
-    _, losses, _ = _undisturbed(seed)
-    return any(not math.isclose(loss, losses[step - 1], rel_tol=1e-4) for step, loss in _reported(answers, 0).items())
+    return not _in_order(answers, seed)[1]
+
+
+def _numbered_otherwise(answers, seed):
+    steps, right = _in_order(answers, seed)
+    return right and steps != tuple(range(1, len(steps) + 1))
 
 
 def _after_an_epoch(answers, seed):
     steps = probes.STEPS_PER_EPOCH
-    return min(_reported(answers, attempt=1)) == probes.recovery_settings(seed)["dies_after"] // steps * steps + 1
+    return all(first == died // steps * steps + 1 for died, _, first in _first_steps(answers, seed))
+
+
+def _cut_before_the_save(answers, seed):
+    """A save that was due is missing exactly where the kill came at its step."""
+    every = probes.SAVE_EVERY
+    return all(first == (died - 1) // every * every + 1 for died, _, first in _first_steps(answers, seed))
 
 
 _REPORT = (forms.words("worker 0", "worker 1"), forms.size, forms.whole, forms.number)
@@ -433,9 +521,9 @@ RECOVERY = question(
     takes_long=True,
     targets=(
         Target(
-            "all workers' losses, before and after the kill, equal the undisturbed run's to 0.001%", _losses_undisturbed
+            "all workers' losses, before and after a kill, equal the undisturbed run's to 0.001%", _losses_undisturbed
         ),
-        Target("after the kill both go on with the step that follows the last save", _goes_on_after_the_save),
+        Target("after each kill both go on with the step that follows the last save", _goes_on_after_the_save),
         Target("both end with identical weights, and those equal the undisturbed run's to 0.001%", _final_weights),
         Target(
             "the optimizers count one update for each step of the run", lambda answers, seed: _count(answers, LAST_STEP)
@@ -446,6 +534,13 @@ RECOVERY = question(
         "state without a home": lambda answers, seed: _goes_on(answers, seed, first=1, state=0, batch=0),
         "step forgotten": lambda answers, seed: _goes_on(answers, seed, first=1, state=_saved_step(seed), batch=0),
         "saved once an epoch": _after_an_epoch,
+        "everybody the chief": lambda answers, seed: "MergeV2Checkpoints" in answers["stopped"]["error"],
+        "cut before the save": _cut_before_the_save,
+        "saved at every step": lambda answers, seed: all(
+            first == died + 1 for died, _, first in _first_steps(answers, seed)
+        ),
+        "step of the epoch": _numbered_otherwise,
+        "skipped in every epoch": _skips_in_every_epoch,
         "optimizer forgotten": _fresh_momentum,
         "epoch again": _epoch_again,
     },
@@ -471,8 +566,8 @@ def _whole_batch(answers, seed):
 def _reaches(answers, seed):
     for problem, batch in zip(probes.scaling_problems(seed), answers["batches"], strict=True):
         if not _efficiency(batch, problem) >= problem["efficiency"]:
-            said = f"a local batch of {batch} on {problem['workers']} workers reaches {_efficiency(batch, problem):.3%}"
-            return f"{said} where {problem['efficiency']:.3%} are wanted"
+            said = f"a local batch of {batch} on {problem['workers']} workers reaches {_efficiency(batch, problem):.6%}"
+            return f"{said} where {problem['efficiency']:.6%} are wanted"
     return True
 
 

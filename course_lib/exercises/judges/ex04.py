@@ -12,6 +12,7 @@ from course_lib.exercises.probes import ex04 as probes
 from course_lib.exercises.question import Target
 
 question = question_maker.of("04_parameter_server")
+SHORT = 5  # events of a record that a line can hold
 FLOAT32 = 1e-5  # relative: some tens of additions to each number in float32
 # Servers add without a lock, so under load an addition to one row is lost now and then: seen once in 7 runs, 0.6% of
 # the largest number and 0.004% of the sum. A batch that is lost or applied twice changes the sum by 0.2% or more.
@@ -51,6 +52,9 @@ def _stale_by(read_again):
             updates = _updates_of(record)
             kind = [place for place, (_, again) in enumerate(updates) if again == read_again]
             if wrong := [place for place in kind if staleness[place] != updates[place][0]]:
+                if len(record) <= SHORT:
+                    wanted = [number for number, _ in updates]
+                    return f"for {', '.join(map(' '.join, record))} you return {staleness}, and {wanted} is wanted"
                 return f"{len(wrong)} of {len(kind)} are wrong, the first is update {wrong[0]}, counted from 0"
         return True
 
@@ -126,18 +130,30 @@ def _used_counted(answers, seed):
     return True
 
 
+def _first_weights_kept(answers, seed):
+    kept = [
+        np.array_equal(own["first_weights"], run["settings"]["first_weights"]) for run, _, own in _runs(answers, seed)
+    ]
+    return all(kept) or "after the run the array that the server was made with holds other numbers"
+
+
 SERVER = question(
     name="q2",
     title="Build the server",
     asks_for=("Server",),
     probe=probes.probe_server,
-    form={"runs": [{"weights": forms.array, "used": [forms.scalar], "updates": forms.number}]},
+    form={
+        "runs": [
+            {"weights": forms.array, "used": [forms.scalar], "updates": forms.number, "first_weights": forms.array}
+        ]
+    },
     targets=(
         Target(
             "apply uses a gradient that is stale by at most the bound, refuses others, and returns which", _bounds_kept
         ),
         Target("after every turn the weights are right to 0.001%", _weights_served),
         Target("updates counts the gradients that were used", _used_counted),
+        Target("first_weights, which is the caller's, stays as it was", _first_weights_kept),
     ),
     recognise={
         "says nothing": lambda answers, seed: all(used is None for run in answers["runs"] for used in run["used"])
@@ -158,6 +174,8 @@ def _one_each(answers, seed):
 
 def _whole_table(answers, seed):
     table, _ = probes.table_to_cut(seed)
+    if other := [rows.shape for _, _, rows in answers["shards"] if rows.shape[1:] != table.shape[1:]]:
+        return f"the table has the shape {table.shape}, and a shard of yours {other[0]}"
     joined = np.concatenate([rows for _, _, rows in answers["shards"]])
     if len(joined) != len(table):
         return f"the table has {len(table)} rows, and your shards have {len(joined)}"
@@ -192,6 +210,12 @@ def _rows_alone(answers, seed):
     return True
 
 
+def _number_in_the_whole_table(answers, seed):
+    """Whether a shard was asked for the first batch's one number, which is in its middle."""
+    (number,) = probes.table_to_cut(seed)[1][0]
+    return f"= {number} is not in [0," in answers["stopped"]["error"]
+
+
 def _table_joined(answers, seed):
     return _rows_found(answers, seed) is True and answers["lookups"][0]["read_whole"] > 1
 
@@ -215,7 +239,7 @@ TABLE = question(
         "no variables": lambda answers, seed: not any(variable for variable, _, _ in answers["shards"]),
         "all on one device": lambda answers, seed: len({device for _, device, _ in answers["shards"]}) == 1,
         "table joined": _table_joined,
-        "the table's numbers": lambda answers, seed: "is not in [0," in answers["stopped"]["error"],
+        "the table's numbers": _number_in_the_whole_table,
     },
 )
 
@@ -246,26 +270,44 @@ def _two_and_two(answers, seed):
 
 
 def _cut_over_both(answers, seed):
-    rows, shards = probes.visits(seed)["rows"], sorted(answers["shards"])
-    right = [server for server, _ in shards] == ["ps 0", "ps 1"]
-    right = right and sorted(held for _, held in shards) == [rows // 2, rows - rows // 2]
-    return right or f"of {rows} rows yours are {', '.join(f'{server} with {held} rows' for server, held in shards)}"
+    rows, held = probes.visits(seed)["rows"], sorted([server, len(held)] for server, held in answers["seen"]["shards"])
+    right = [server for server, _ in held] == ["ps 0", "ps 1"]
+    if not (right and sorted(number for _, number in held) == [rows // 2, rows - rows // 2]):
+        return f"of {rows} rows the servers hold {_listed(held)}"
+    return sorted(answers["shards"]) == held or f"the servers hold {_listed(held)}, and you return {answers['shards']}"
+
+
+def _listed(shards):
+    return ", ".join(f"{rows} on {server}" for server, rows in shards) or "none"
 
 
 def _counted(answers, wanted):
-    return answers["counted"] == wanted or f"{answers['counted']} of {wanted}"
+    if wanted not in answers["seen"]["counted"]:
+        return f"{' or '.join(map(str, answers['seen']['counted'])) or 'no optimizer has counted any'} of {wanted}"
+    return answers["counted"] == wanted or f"it counts {wanted}, and you return {answers['counted']}"
 
 
 def _each_applied_once(answers, seed):
     settings = probes.visits(seed)
-    return _is_table(answers["table"], _table_after(settings, settings["batches"]))
+    wanted = _table_after(settings, settings["batches"])
+    found = _is_table(answers["table"], wanted)
+    return found if found is not True else _are_on_servers(answers, wanted)
+
+
+def _are_on_servers(answers, wanted):
+    """Whether the servers hold these rows, cut as they are and in whatever order."""
+    held = np.array([row for _, rows in answers["seen"]["shards"] for row in rows])
+    same_sum = held.shape == wanted.shape and abs(held.sum() / wanted.sum() - 1) <= LOST_OF_SUM
+    return bool(same_sum) or "what you return is, and the servers hold another table"
 
 
 def _asynchronous(answers, seed):
     staleness = answers["staleness"]
     if len(staleness) != probes.UPDATES:
         return f"you return {len(staleness)} of them for {probes.UPDATES} updates"
-    return sum(staleness) > 0 or "none of yours is stale: nobody worked while another did"
+    if answers["seen"]["at_once"] < 2 or not any(staleness):
+        return "none of yours is stale: nobody worked while another did"
+    return min(staleness) == 0 or f"your least is {min(staleness)}, and the first update comes after no other"
 
 
 def _summed(answers, seed):
@@ -275,7 +317,15 @@ def _summed(answers, seed):
     return _is_table(answers["table"], _table_after(settings, batches)) is True
 
 
-_TRAINED = {"counted": forms.number, "table": forms.array, str: forms.anything}
+def _not_zeros(answers, seed):
+    """Whether the table is off by what Keras' initial embedding may be, and every update is counted."""
+    settings = probes.visits(seed)
+    off = np.array(answers["table"]) - _table_after(settings, settings["batches"])
+    return answers["counted"] == probes.UPDATES and 0.04 < np.abs(off).max() < 0.0501 and abs(off.mean()) < 0.01
+
+
+_SEEN = {"shards": [(forms.text, forms.array)], "counted": [forms.whole], "at_once": forms.size}
+_TRAINED = {"counted": forms.number, "table": forms.array, "seen": _SEEN, str: forms.anything}
 _TASKS = {"tasks": (forms.whole, forms.whole), "shards": [(forms.text, forms.size)], "staleness": [forms.distance]}
 TRAIN = question(
     name="q4",
@@ -299,13 +349,17 @@ TRAIN = question(
             "was made outside strategy.scope()" in answers["stopped"]["error"]
         ),
         "not waited for": lambda answers, seed: (
-            answers["counted"] < probes.UPDATES and _each_applied_once(answers, seed) is not True
+            answers["counted"] < probes.UPDATES
+            and answers["seen"]["at_once"] > 1
+            and _each_applied_once(answers, seed) is not True
         ),
-        "not cut": lambda answers, seed: len(answers["shards"]) == 1,
+        "not cut": lambda answers, seed: len(answers["seen"]["shards"]) == 1,
         "lost counts": lambda answers, seed: (
             answers["counted"] < probes.UPDATES and _each_applied_once(answers, seed) is True
         ),
-        "in turns": lambda answers, seed: not any(answers["staleness"]),
+        "in turns": lambda answers, seed: answers["seen"]["at_once"] == 1,
+        "itself counted": lambda answers, seed: min(answers["staleness"]) == 1,
+        "not zeros at first": _not_zeros,
         "summed": _summed,
     },
 )
@@ -314,20 +368,31 @@ TRAIN = question(
 # q5: a killed server
 
 
-def _saved(seed):
-    return probes.visits_through(seed)["dies_after"] // probes.SAVE_EVERY * probes.SAVE_EVERY
+def _kills(seed):
+    """(updates done, those at the last save) at each kill."""
+    return [(done, done // probes.SAVE_EVERY * probes.SAVE_EVERY) for done in probes.visits_through(seed)["dies_after"]]
 
 
 def _done(answers, attempt):
     return [done for number, done in answers["reports"] if number == attempt]
 
 
+def _began_after(answers, seed):
+    """For each kill: updates done, those saved, and the updates with which the next attempt began."""
+    return [
+        (done, saved, min(_done(answers, attempt)) - probes.TOGETHER)
+        for attempt, (done, saved) in enumerate(_kills(seed), 1)
+    ]
+
+
 def _goes_on_after_the_save(answers, seed):
-    if not (reported := _done(answers, attempt=1)):
-        return "the second attempt reports nothing: report `done` after each group"
-    died, first = probes.visits_through(seed)["dies_after"], min(reported)
-    said = f"killed after update {died}, with a save after every {probes.SAVE_EVERY}"
-    return first == _saved(seed) + probes.TOGETHER or f"{said}, yours report {first} done after one group"
+    if not all(_done(answers, attempt) for attempt, _ in enumerate(_kills(seed), 1)):
+        return "an attempt after a kill reports nothing: report `done` after each group"
+    for done, saved, began in _began_after(answers, seed):
+        if began != saved:
+            said = f"killed after update {done}, with a save after every {probes.SAVE_EVERY}"
+            return f"{said}, yours report {began + probes.TOGETHER} done after one group"
+    return True
 
 
 def _applied(answers, seed, *spans):
@@ -338,21 +403,40 @@ def _applied(answers, seed, *spans):
 
 
 def _applied_through(answers, seed):
-    return _applied(answers, seed, (0, probes.RUN))
+    found, settings = _applied(answers, seed, (0, probes.RUN)), probes.visits_through(seed)
+    return found if found is not True else _are_on_servers(answers, _table_after(settings, settings["batches"]))
 
 
-def _began(answers, seed, update, *spans):
-    """Whether the second attempt began after so many updates, and the table is what these spans of batches give."""
-    began = min(_done(answers, attempt=1)) - probes.TOGETHER
-    return began == update and _applied(answers, seed, *spans) is True
+def _began(answers, seed, first, *spans):
+    """Whether each next attempt began after `first(done, saved)` updates, and the table is what these spans give."""
+    began = all(at == first(done, saved) for done, saved, at in _began_after(answers, seed))
+    return began and (not spans or _applied(answers, seed, *spans) is True)
 
 
-def _saved_too_often(answers, seed):
-    return min(_done(answers, attempt=1)) == probes.visits_through(seed)["dies_after"] + probes.TOGETHER
+def _from_the_start(done, saved):
+    return 0
+
+
+def _from_the_save(done, saved):
+    return saved
+
+
+def _from_a_save_too_early(done, saved):
+    return (done - 1) // probes.SAVE_EVERY * probes.SAVE_EVERY
 
 
 def _counter_again(answers, seed):
-    return answers["counted"] == probes.RUN - _saved(seed) and _applied_through(answers, seed) is True
+    _, saved, began = _began_after(answers, seed)[0]
+    return began == saved and answers["counted"] <= probes.RUN - probes.TOGETHER
+
+
+def _saved_too_often(answers, seed):
+    return answers["counted"] == probes.RUN and _began(answers, seed, lambda done, saved: done)
+
+
+def _a_group_too_late(answers, seed):
+    _, saved, began = _began_after(answers, seed)[0]
+    return began == saved + probes.TOGETHER
 
 
 RECOVERY = question(
@@ -373,10 +457,16 @@ RECOVERY = question(
     recognise={
         "nobody killed": lambda answers, seed: answers["stopped"]["error"] == probes.NOBODY_DIED,
         "counter forgotten": _counter_again,
-        "state without a home": lambda answers, seed: _began(answers, seed, 0, (0, probes.RUN)),
-        "all batches again": lambda answers, seed: _began(answers, seed, 0, (0, _saved(seed)), (0, probes.RUN)),
-        "table forgotten": lambda answers, seed: _began(answers, seed, _saved(seed), (_saved(seed), probes.RUN)),
+        "state without a home": lambda answers, seed: _began(answers, seed, _from_the_start, (0, probes.RUN)),
+        "all batches again": lambda answers, seed: _began(
+            answers, seed, _from_the_start, *((0, saved) for _, saved in _kills(seed)), (0, probes.RUN)
+        ),
+        "table forgotten": lambda answers, seed: _began(
+            answers, seed, _from_the_save, (_kills(seed)[-1][1], probes.RUN)
+        ),
         "saved too often": _saved_too_often,
+        "one group too late": _a_group_too_late,
+        "cut before the save": lambda answers, seed: _began(answers, seed, _from_a_save_too_early),
     },
 )
 

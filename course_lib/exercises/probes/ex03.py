@@ -17,12 +17,14 @@ HOST_NAMES = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen")
 
 
 def clusters(seed: int) -> list[tuple[list[str], dict[str, int], int]]:
-    """(hosts, counts, first_port): more tasks than hosts, with and without parameter servers and an evaluator."""
+    """(hosts, counts, first_port): a small one; then with and without parameter servers and an evaluator."""
     rng = np.random.default_rng(seed)
     whole = {"chief": 1, "worker": int(rng.integers(3, 6)), "ps": 2, "evaluator": 1}
     alike = {"worker": int(rng.integers(3, 6))}
     hosts = [str(host) for host in rng.permutation(HOST_NAMES)[:2]]
-    return [(hosts, counts, int(rng.integers(20, 90)) * 100) for counts in (whole, alike)]
+    return [(["ant", "bee"], {"worker": 3}, 70)] + [
+        (hosts, counts, int(rng.integers(20, 90)) * 100) for counts in (whole, alike)
+    ]
 
 
 def worker_settings(seed: int) -> dict[str, object]:
@@ -38,7 +40,7 @@ def worker_settings(seed: int) -> dict[str, object]:
 
 
 def recovery_settings(seed: int) -> dict[str, object]:
-    """Arguments of q4's program: a worker, and a step of the second or third epoch that follows no save."""
+    """Arguments of q4's program: a worker dies twice, once after a step whose save was due and once after another."""
     rng = np.random.default_rng(seed)
     global_batch = int(rng.choice([8, 12, 16]))
     return {
@@ -47,14 +49,14 @@ def recovery_settings(seed: int) -> dict[str, object]:
         "epochs": EPOCHS,
         "save_every": SAVE_EVERY,
         "victim": f"worker {rng.integers(WORKERS)}",
-        "dies_after": int(rng.choice([7, 10, 11])),
+        "dies_after": rng.choice([[6, 10], [6, 11], [7, 9]]).tolist(),
     }
 
 
 def epochs_to_share(seed: int) -> list[dict[str, int]]:
     """q3's cases: neither do the workers divide the global batch, nor the global batch the examples."""
     rng = np.random.default_rng(seed)
-    cases = []
+    cases = [{"workers": 3, "examples": 9, "global_batch": 5, "seed": 0}]
     for workers_ in (2, 3, 4):
         global_batch = workers_ * int(rng.integers(3, 6)) + int(rng.integers(1, workers_))
         examples = global_batch * int(rng.integers(3, 6)) + int(rng.integers(1, global_batch))
@@ -65,8 +67,10 @@ def epochs_to_share(seed: int) -> list[dict[str, int]]:
 
 
 def scaling_problems(seed: int) -> list[dict[str, float]]:
-    """q5's cases; in the last one the fixed time of a step alone hides the communication."""
+    """q5's cases: a batch of 2 is just enough, then drawn ones; in the last a step's fixed time hides everything."""
     rng = np.random.default_rng(seed)
+    exact = {"workers": 2, "seconds_per_example": 1.0, "step_overhead_seconds": 0.0, "latency_seconds": 0.0}
+    exact |= {"gradient_bytes": 250_000_000, "gigabits_per_second": 1.0, "efficiency": 0.5}
 
     def problem(step_overhead_seconds: float) -> dict[str, float]:
         return {
@@ -79,7 +83,7 @@ def scaling_problems(seed: int) -> list[dict[str, float]]:
             "efficiency": float(rng.uniform(0.75, 0.92)),
         }
 
-    return [*(problem(float(rng.uniform(0.01, 0.02))) for _ in range(4)), problem(60.0)]
+    return [exact, *(problem(float(rng.uniform(0.01, 0.02))) for _ in range(4)), problem(60.0)]
 
 
 def probe_tf_configs(names, seed):
@@ -99,11 +103,15 @@ def probe_train(names, seed):
 
 
 def probe_rows_of(names, seed):
-    """Everybody's rows in two epochs, asked for twice, and those of a worker that is alone: [epoch][worker][step]."""
+    """Everybody's rows in two epochs, asked for twice, and those of a worker that is alone: [epoch][worker][step].
 
-    def ask(case, worker, workers_, epoch):
-        shared = {"examples": case["examples"], "global_batch": case["global_batch"], "seed": case["seed"]}
-        steps = names["rows_of"](worker=worker, workers=workers_, epoch=epoch, **shared)
+    And what it has in epoch 0 with the next seed.
+    """
+
+    def ask(case, worker, workers_, epoch, seed=None):
+        shared = {"examples": case["examples"], "global_batch": case["global_batch"]}
+        seed = case["seed"] if seed is None else seed
+        steps = names["rows_of"](worker=worker, workers=workers_, epoch=epoch, seed=seed, **shared)
         return [[int(row) for row in np.ravel(np.asarray(rows))] for rows in steps]
 
     answers = []
@@ -111,13 +119,14 @@ def probe_rows_of(names, seed):
         everybody = range(case["workers"])
         rows = [[ask(case, worker, case["workers"], epoch) for worker in everybody] for epoch in (0, 1)]
         again = [[ask(case, worker, case["workers"], epoch) for worker in everybody] for epoch in (0, 1)]
-        answers.append({"rows": rows, "again": again, "alone": [ask(case, 0, 1, epoch) for epoch in (0, 1)]})
+        alone, other = [ask(case, 0, 1, epoch) for epoch in (0, 1)], ask(case, 0, 1, 0, case["seed"] + 1)
+        answers.append({"rows": rows, "again": again, "alone": alone, "other_seed": other})
     return {"cases": answers}
 
 
 def probe_recovery(names, seed):
-    """Every report and result of two workers, one of which is killed once: [task, attempt, step, loss]."""
-    job = workers.job(names["train_through"], workers=WORKERS, arguments=recovery_settings(seed), restarts=1)
+    """Every report and result of two workers, one of which is killed twice: [task, attempt, step, loss]."""
+    job = workers.job(names["train_through"], workers=WORKERS, arguments=recovery_settings(seed), restarts=2)
     outcome = workers.run(job, "train_through")
     reports = [
         [report.task, report.attempt, report.values["step"], report.values["loss"]]

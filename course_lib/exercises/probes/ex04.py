@@ -8,7 +8,7 @@ import numpy as np
 from course_lib import cluster
 from course_lib.errors import CourseError
 from course_lib.exercises.ask import Stopped
-from course_lib.exercises.probes import workers
+from course_lib.exercises.probes import ex04_servers, workers
 from course_lib.exercises.probes.state import device_names, device_of, genuine
 
 WORKERS = 2  # of q4 and q5: real processes
@@ -20,10 +20,14 @@ NOBODY_DIED = "nobody died: call power_cut(done) at the end of each group"
 def records(seed: int) -> list[list[tuple[str, str]]]:
     """q1's records: (worker, "read" or "applied") in the server's order.
 
-    Each has a worker that is lost after its read and starts again, and one that is lost for good.
+    First two small ones; each of the others has a worker that is lost after its read and starts again, and one that is
+    lost for good.
     """
     rng = np.random.default_rng(seed)
-    return [[("gnu", "read"), *_record(rng, names, 30)] for names in (("ant", "bee"), ("cat", "dog", "elk", "fox"))]
+    small = [("ant", "read"), ("bee", "read"), ("bee", "applied"), ("ant", "applied")]
+    lost = [("ant", "read"), ("bee", "read"), ("bee", "applied"), ("ant", "read"), ("ant", "applied")]
+    named = (("ant", "bee"), ("cat", "dog", "elk", "fox"))
+    return [small, lost, *([("gnu", "read"), *_record(rng, names, 30)] for names in named)]
 
 
 def _record(rng: np.random.Generator, names: tuple[str, ...], applied: int) -> list[tuple[str, str]]:
@@ -62,11 +66,14 @@ def server_runs(seed: int) -> list[dict[str, object]]:
 
 
 def table_to_cut(seed: int) -> tuple[np.ndarray, list[np.ndarray]]:
-    """q3's table, (rows, width) float32, whose rows 4 devices cannot share evenly; batches of numbers, (n,) int32."""
+    """q3's table, (rows, width) float32, whose rows 4 devices cannot share evenly; batches of numbers, (n,) int32.
+
+    The first batch is one number, which is not its shard's first or last.
+    """
     rng = np.random.default_rng(seed)
     rows = 4 * int(rng.integers(4, 9)) + 2
     table = rng.normal(size=(rows, int(rng.integers(2, 5)))).astype("float32")
-    return table, [rng.integers(0, rows, size, "int32") for size in (9, 14)]
+    return table, [np.array([rows - 2], "int32"), *(rng.integers(0, rows, size, "int32") for size in (9, 14))]
 
 
 def visits(seed: int) -> dict[str, object]:
@@ -75,9 +82,9 @@ def visits(seed: int) -> dict[str, object]:
 
 
 def visits_through(seed: int) -> dict[str, object]:
-    """Arguments of q5's program: the server dies between two saves, some way in."""
+    """Arguments of q5's program: the server dies twice, once when a save is due and once between two."""
     rng = np.random.default_rng(seed)
-    dies_after = int(rng.choice([40, 50, 70, 80]))
+    dies_after = rng.choice([[40, 90], [50, 90], [60, 70], [60, 80]]).tolist()
     return {**_visits(rng, RUN), "together": TOGETHER, "save_every": SAVE_EVERY, "dies_after": dies_after}
 
 
@@ -90,13 +97,17 @@ def _visits(rng: np.random.Generator, updates: int) -> dict[str, object]:
         ],
         "rows": rows,
         "width": int(rng.integers(2, 5)),
-        "learning_rate": float(rng.uniform(0.05, 0.2)),
+        "learning_rate": float(rng.uniform(1, 4)) / 1000,  # a table that does not begin with zeros shows beside it
     }
 
 
 def loads(seed: int) -> list[dict[str, float]]:
-    """q6's cases: in the first three the links rule, in the fourth the memory; in the last one server is enough."""
+    """q6's cases: memory for exactly 4, links for exactly 2; drawn ones where the links rule, and the memory; one."""
     rng = np.random.default_rng(seed)
+    full = {"workers": 1, "compute_seconds": 10.0, "dense_parameters": 250_000_000, "table_rows": 250_000_000}
+    full |= {"row_width": 1, "looked_up_rows": 1_000, "slots": 2, "memory_gigabytes": 1.5, "gigabits_per_second": 8.0}
+    busy = {"workers": 4, "compute_seconds": 1.0, "dense_parameters": 0, "table_rows": 1_000_000_000, "row_width": 1}
+    busy |= {"looked_up_rows": 1_000_000_000, "slots": 0, "memory_gigabytes": 200.0, "gigabits_per_second": 32.0}
 
     def load(**special) -> dict[str, float]:
         return {
@@ -113,7 +124,7 @@ def loads(seed: int) -> list[dict[str, float]]:
 
     large = {"memory_gigabytes": float(rng.uniform(1, 2)), "workers": 2, "table_rows": 2_000_000_000}
     small = {"workers": 1, "table_rows": 1_000_000, "compute_seconds": 10.0}
-    return [*(load() for _ in range(3)), load(**large), load(**small)]
+    return [full, busy, *(load() for _ in range(3)), load(**large), load(**small)]
 
 
 def probe_staleness(names, seed):
@@ -122,7 +133,7 @@ def probe_staleness(names, seed):
 
 
 def probe_server(names, seed):
-    """After each turn the server's weights; what `apply` returned; the updates counted."""
+    """After each turn the server's weights; what `apply` returned; at the end the updates, and first_weights."""
     return {"runs": [drive(names["Server"], run) for run in server_runs(seed)]}
 
 
@@ -136,7 +147,8 @@ def drive(make_server, run):
             gradient = run["curvature"] * (np.asarray(read[worker]) - run["goals"][int(worker)])
             used.append(server.apply(worker, gradient))
         weights.append(np.array(server.weights, "float64"))
-    return {"weights": np.array(weights), "used": used, "updates": server.updates}
+    first = run["settings"]["first_weights"]
+    return {"weights": np.array(weights), "used": used, "updates": server.updates, "first_weights": first}
 
 
 def probe_table(names, seed):
@@ -189,24 +201,35 @@ def _reads_a_value(operation) -> bool:
 
 
 def probe_train(names, seed):
-    """What the coordinator returned, and how many workers and servers the learner's job has."""
+    """What the coordinator returned, what its process saw, and how many workers and servers the learner's job has."""
     job = names["make_job"](visits(seed))
-    result = workers.run(job, "make_job").results["chief 0"]
-    return {**result, "tasks": [job.workers, job.parameter_servers]}  # which no result can replace
+    outcome = workers.run(job, "make_job", watch=ex04_servers.watched)
+    return {**_returned_and_seen(outcome), "tasks": [job.workers, job.parameter_servers]}
 
 
 def probe_recovery(names, seed):
-    """(attempt, updates done) as reported, and the coordinator's result, after the server was killed once."""
+    """(attempt, updates done) as reported; the coordinator's result and what its process saw; after two kills."""
     arguments = visits_through(seed)
-    job = workers.job(names["train_through"], workers=WORKERS, parameter_servers=1, arguments=arguments, restarts=1)
-    outcome = workers.run(job, "train_through", _kill_the_server)
+    job = workers.job(names["train_through"], workers=WORKERS, parameter_servers=1, arguments=arguments, restarts=2)
+
+    def kill_the_server(running):
+        for done in arguments["dies_after"]:
+            _kill_the_server(running, done)
+
+    outcome = workers.run(job, "train_through", kill_the_server, watch=ex04_servers.watched)
     reports = [[report.attempt, report.values["done"]] for report in outcome.reports if "done" in report.values]
-    return {**outcome.results["chief 0"], "reports": reports}
+    return {**_returned_and_seen(outcome), "reports": reports}
 
 
-def _kill_the_server(running: cluster.LocalCluster) -> None:
+def _returned_and_seen(outcome: cluster.Outcome) -> dict[str, object]:
+    """The program's own dict, and "seen" beside it, which it cannot replace."""
+    found = outcome.results["chief 0"]
+    return {**found["result"], "seen": {name: value for name, value in found.items() if name != "result"}}
+
+
+def _kill_the_server(running: cluster.LocalCluster, done: int) -> None:
     try:
-        running.wait_report("chief 0", power_cut=True)
+        running.wait_report("chief 0", power_cut=done)
     except cluster.RunFailed:
         raise
     except CourseError:  # the program returned without that report

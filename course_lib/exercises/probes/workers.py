@@ -5,6 +5,7 @@ The processes end, and their folder goes, whatever the program does.
 
 import dataclasses
 import re
+import textwrap
 from collections.abc import Callable
 
 from course_lib import cluster
@@ -16,12 +17,17 @@ LIMIT_SECONDS = 200  # some 15 s on two quiet cores, a restart included; the res
 
 
 def run(
-    job: object, name: str, disturb: Callable[[cluster.LocalCluster], None] = lambda running: None
+    job: object,
+    name: str,
+    disturb: Callable[[cluster.LocalCluster], None] = lambda running: None,
+    watch: Callable | None = None,
 ) -> cluster.Outcome:
     """The outcome of a learner's job, on CPUs, so that any machine gives the same answer.
 
     name     what a verdict calls the job's maker, e.g. "make_job"
     disturb  what happens to the running cluster, such as a kill
+    watch    a function of a module, watch(program, task, **arguments) -> a dict with the program's "result",
+             which runs in the program's place and calls it
     Raises   Stopped when the job is none, or its program is blank, raises, or runs past the limit
     """
     if not isinstance(job, cluster.Job):
@@ -31,14 +37,16 @@ def run(
     limits = dataclasses.replace(job.resources, limit_seconds=LIMIT_SECONDS)
     environment = {**job.environment, "CUDA_VISIBLE_DEVICES": "-1"}  # workers cannot share one GPU in a collective
     try:
-        with cluster.start(dataclasses.replace(job, resources=limits, environment=environment), show=None) as running:
+        job = dataclasses.replace(job, resources=limits, environment=environment)
+        with cluster.start(_watched(job, watch) if watch else job, show=None) as running:
             disturb(running)
             outcome = running.outcome()
     except cluster.RunFailed as failed:
         raise _failure(failed.cause, job.program.file, otherwise=str(failed)) from None
     except CourseError as error:
         raise Stopped("raised", str(error), str(error)) from None
-    if any(result is None or result is ... for result in outcome.results.values()):
+    results = [found["result"] if watch else found for found in outcome.results.values()]
+    if any(result is None or result is ... for result in results):
         raise Stopped("nothing", f"{job.program.function} returned nothing; does it end with a `return`?")
     return outcome
 
@@ -51,6 +59,23 @@ def job(program: object, **description) -> cluster.Job:
         raise Stopped("raised", str(error), str(error)) from None
     _require_written(made)
     return made
+
+
+def _watched(job: cluster.Job, watch: Callable) -> cluster.Job:
+    """A job whose program is called by `watch`. Its own lines keep their numbers."""
+    program = job.program
+    more = f"""
+
+        def watched_{program.function}(task, **arguments):
+            from {watch.__module__} import {watch.__name__}
+
+            return {watch.__name__}({program.function}, task, **arguments)
+        """
+    text = program.text or f"from {program.module} import {program.function}"
+    watched = dataclasses.replace(
+        program, function=f"watched_{program.function}", text=text + textwrap.dedent(more), module=None
+    )
+    return dataclasses.replace(job, program=watched)
 
 
 def _require_written(job: cluster.Job) -> None:

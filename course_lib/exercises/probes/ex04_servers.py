@@ -1,0 +1,66 @@
+"""What a coordinator's process sees of a learner's program: variables on servers, updates counted, steps at once.
+
+Needs TensorFlow and Keras; runs in the coordinator's own process, beside the program.
+"""
+
+from collections.abc import Callable
+
+
+def watched(program: Callable, task, **arguments) -> dict[str, object]:
+    """The program's result, and what does not rest on its word.
+
+    Returns  "result"
+             "shards"   every float table of rank 2 that was made on a server: ["ps 0", its rows as nested lists]
+             "counted"  by each optimizer of Keras that was built
+             "at_once"  the most steps that were scheduled and not yet waited for
+    """
+    import keras
+    import tensorflow as tf
+
+    made, optimizers, under_way = [], [], set()
+    at_once, coordinator = 0, tf.distribute.coordinator.ClusterCoordinator
+    make, schedule, join = keras.optimizers.Optimizer.__init__, coordinator.schedule, coordinator.join
+
+    def noted(next_creator, **kwargs):
+        made.append(next_creator(**kwargs))
+        return made[-1]
+
+    def made_optimizer(optimizer, *args, **kwargs):
+        optimizers.append(optimizer)
+        return make(optimizer, *args, **kwargs)
+
+    def scheduled(self, *args, **kwargs):
+        nonlocal at_once
+        value = schedule(self, *args, **kwargs)
+        under_way.add(id(value))
+        at_once = max(at_once, len(under_way))
+        for wait in ("fetch", "get"):
+            setattr(value, wait, _then(getattr(value, wait), lambda: under_way.discard(id(value))))
+        return value
+
+    keras.optimizers.Optimizer.__init__ = made_optimizer
+    coordinator.schedule, coordinator.join = scheduled, lambda self: _then(join, under_way.clear)(self)
+    with tf.variable_creator_scope(noted):
+        result = program(task, **arguments)
+    tables = [one for one in made if "/job:ps" in one.device and one.dtype.is_floating and one.shape.rank == 2]
+    return {
+        "result": result,
+        "shards": [[_server(table), table.numpy().tolist()] for table in tables],
+        "counted": [int(optimizer.iterations.numpy()) for optimizer in optimizers if optimizer.built],
+        "at_once": at_once,
+    }
+
+
+def _server(variable) -> str:
+    import tensorflow as tf
+
+    return f"ps {tf.DeviceSpec.from_string(variable.device).task}"
+
+
+def _then(wait: Callable, after: Callable[[], None]) -> Callable:
+    def waited(*args, **kwargs):
+        result = wait(*args, **kwargs)
+        after()
+        return result
+
+    return waited
