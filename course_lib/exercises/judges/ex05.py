@@ -47,7 +47,9 @@ def _repeated(answers, seed):
 
 def _nothing_lost(answers, seed):
     if missing := _missing(answers, seed):
-        return f"{len(missing)} of {len(probes.corpus(seed)['examples'])} examples are not there as they were"
+        shortest = min(missing, key=len)
+        one = f", such as {list(shortest)}" if len(shortest) < 9 else ""
+        return f"{len(missing)} of {len(probes.corpus(seed)['examples'])} examples are not there as they were{one}"
     if repeated := _repeated(answers, seed):
         return f"{len(repeated)} rows with weight are not an example, or one that was there already"
     for weights in answers["weights"]:
@@ -80,16 +82,22 @@ def _unpadded(answers, seed, shares_of):
         yield (probes.token_losses(model, tokens) * shares).sum(), gradient
 
 
-def _over_tokens(weights):
-    return weights / weights.sum()
+OVER = {  # what a mean is taken over: of a batch's weights, the part of each position
+    "tokens": lambda weights: weights / weights.sum(),
+    "positions": lambda weights: weights / weights.size,
+    "rows": lambda weights: weights / np.maximum(weights.sum(axis=1, keepdims=True), 1) / weights.any(axis=1).sum(),
+}
 
 
-def _over_positions(weights):
-    return weights / weights.size
+def _mean_is(*means):
+    """Recognise a mean_loss that is one of these, and is not the right one.
 
-
-def _over_rows(weights):
-    return weights / np.maximum(weights.sum(axis=1, keepdims=True), 1) / weights.any(axis=1).sum()
+    means  functions of a batch's weights: the part of each position in the mean
+    """
+    return lambda answers, seed: (
+        _as_unpadded(answers, seed) is not True
+        and any(_worst(answers, seed, shares_of) <= FLOAT32 for shares_of in means)
+    )
 
 
 def _worst(answers, seed, shares_of):
@@ -102,7 +110,10 @@ def _worst(answers, seed, shares_of):
 
 
 def _as_unpadded(answers, seed):
-    worst = _worst(answers, seed, _over_tokens)
+    losses, weights = (list(map(list, part)) for part in probes.TINY_MEAN)
+    if abs(answers["tiny_mean"] - 4) > FLOAT32:
+        return f"mean_loss({losses}, {weights}) gives {answers['tiny_mean']:.4g}, and 4 is wanted"
+    worst = _worst(answers, seed, OVER["tokens"])
     return bool(worst <= FLOAT32) or f"off by up to {100 * worst:,.4g}%"
 
 
@@ -123,13 +134,47 @@ def _ragged(answers, seed):
     return max(rows) == batch and min(rows) < batch and lengths <= buckets
 
 
+def _one_shape(answers, seed):
+    _, lengths, _, buckets = _shapes(answers, seed)
+    return _nothing_lost(answers, seed) is True and lengths == {max(buckets)}
+
+
+def _longer_than_needed(answers, seed):
+    rows, lengths, batch, buckets = _shapes(answers, seed)
+    padded = _little_padding(answers, seed) is not True
+    return _nothing_lost(answers, seed) is True and rows == {batch} and lengths <= buckets and padded
+
+
+def _whole_rows_weighted(answers, seed):
+    alike = all((weights == weights[:, :1]).all() for weights in answers["weights"])
+    rows = sum(int((weights != 0).any(axis=1).sum()) for weights in answers["weights"])
+    return alike and rows == len(probes.corpus(seed)["examples"])
+
+
+def _several_in_a_row(answers, seed):
+    """All tokens have a weight, and stand in fewer rows than there are examples."""
+    examples = probes.corpus(seed)["examples"]
+    rows = sum(int((weights != 0).any(axis=1).sum()) for weights in answers["weights"])
+    return rows < len(examples) and sum(weights.sum() for weights in answers["weights"]) == sum(map(len, examples))
+
+
+def _padded_in_front(answers, seed):
+    """Every example is there, at the end of its row."""
+    if _missing(answers, seed) or _repeated(answers, seed):
+        return False
+    return all(
+        np.array_equal(weights[:, ::-1], np.arange(weights.shape[1]) < (weights != 0).sum(axis=1)[:, None])
+        for weights in answers["weights"]
+    )
+
+
 FEW_SHAPES = question(
     name="q1",
     title="Remove the recompilation",
     asks_for=("make_batches", "mean_loss"),
     probe=probes.probe_batches,
     form=dict.fromkeys(("tokens", "weights", "gradients"), [forms.array])
-    | {"compilations": forms.count, "losses": [forms.number]},
+    | {"compilations": forms.count, "losses": [forms.number], "tiny_mean": forms.number},
     targets=(
         Target("every example is there once, with weight 1, and everything else has weight 0", _nothing_lost),
         Target("JAX compiles at most once for each bucket", _few_compilations),
@@ -140,12 +185,25 @@ FEW_SHAPES = question(
         "zero taken for padding": lambda answers, seed: all(
             np.array_equal(t != 0, w != 0) for t, w in zip(answers["tokens"], answers["weights"], strict=True)
         ),
+        "whole rows weighted": _whole_rows_weighted,
+        "several in a row": _several_in_a_row,
         "copies as filling": lambda answers, seed: bool(_repeated(answers, seed)) and not _missing(answers, seed),
         "remainder dropped": lambda answers, seed: bool(_missing(answers, seed)) and not _repeated(answers, seed),
+        "padded in front": _padded_in_front,
         "longest of each batch": _to_longest_of_batch,
         "last batch shorter": _ragged,
-        "mean over all positions": lambda answers, seed: _worst(answers, seed, _over_positions) <= FLOAT32,
-        "mean of means": lambda answers, seed: _worst(answers, seed, _over_rows) <= FLOAT32,
+        "one shape": _one_shape,
+        "longer than needed": _longer_than_needed,
+        "mean over all positions": _mean_is(OVER["positions"]),
+        "mean of means": _mean_is(OVER["rows"]),
+        "padding counted": _mean_is(
+            lambda weights: np.full(weights.shape, 1 / weights.size),
+            lambda weights: np.full(weights.shape, 1 / weights.sum()),
+        ),
+        "mean over rows": _mean_is(
+            lambda weights: weights / weights.any(axis=1).sum(), lambda weights: weights / len(weights)
+        ),
+        "sum": _mean_is(lambda weights: weights),
     },
 )
 
@@ -153,6 +211,7 @@ FEW_SHAPES = question(
 # q2: a layout that fits
 
 SHARE_OF_COMPUTE = 1 / 4
+MOST_WORK = 1.05  # times a chip's part of the matrix products; what the compiler counts beside them is far less
 TRAINING_BYTES = 16  # of a parameter in float32 with Adam: itself, two moments and, within the step, its gradient
 _COLUMNS, _ROWS, _WHOLE = (None, "model"), ("model", None), (None, None)
 
@@ -184,6 +243,19 @@ def _fits(answers, seed):
     return counted <= memory or f"{counted:.2f} GiB of the {memory:.0f} GiB, counted without a TPU compiler"
 
 
+def _shares_work(answers, seed):
+    chosen, sizes, chips = answers["chosen"], probes.block_sizes(seed), tpu.find_slice(probes.TOPOLOGY).devices
+    if answers["compiled"]:
+        # Six operations for each weight and row, and down's input gradient has no counterpart in the layer up.
+        least = 10 * sizes["width"] * sizes["inner"] * probes.ROWS / chips
+        share = answers["flops"] / least
+    else:
+        mesh = chosen["mesh"] or {"data": chips}
+        cuts = [{"data", *filter(None, axes)} for axes in _kernel_axes(answers)]
+        share = max(chips / math.prod(mesh.get(axis, 1) for axis in axes) for axes in cuts)
+    return share <= MOST_WORK or f"yours does {share:.3g} times an eighth"
+
+
 def _sends_little(answers, seed):
     if not answers["compiled"]:
         return True  # only the compiler knows
@@ -199,7 +271,13 @@ def _nothing_cut(layout):
 
 def _wide_result_travels(answers, seed):
     up, down = _kernel_axes(answers)
-    return _WHOLE not in (up, down) and answers["chosen"]["layout"] == "data" and (up, down) != (_COLUMNS, _ROWS)
+    return answers["chosen"]["layout"] == "data" and up != down[::-1] and (up[0] or down[1]) not in (None, "data")
+
+
+def _idle_axis(answers, seed):
+    """Whether an axis of the mesh cuts neither the batch nor a kernel."""
+    used = {"data"}.union(*_kernel_axes(answers))
+    return any(size > 1 and axis not in used for axis, size in answers["chosen"]["mesh"].items())
 
 
 _AXES = [forms.either(forms.text, forms.nothing)]
@@ -213,6 +291,7 @@ _COMPILED = {
     "verdict": forms.text,
     "state_bytes": forms.whole,
     "seconds": {"compute": forms.distance, "interconnect": forms.distance, str: forms.distance},
+    "flops": forms.distance,
 }
 FITS = question(
     name="q2",
@@ -223,6 +302,7 @@ FITS = question(
     takes_long=True,
     targets=(
         Target("the TPU compiler fits the step into the 16 GiB of each chip", _fits),
+        Target("each chip does an eighth of the step's arithmetic, to 5%", _shares_work),
         Target(
             "at published peaks, a chip sends for at most 1/4 of the time that it computes (where a compiler can tell)",
             _sends_little,
@@ -230,6 +310,7 @@ FITS = question(
     ),
     recognise={
         "key matches nothing": lambda answers, seed: "matches none of" in answers.get("stopped", {}).get("error", ""),
+        "idle axis": _idle_axis,
         "copies everywhere": _nothing_cut("data"),
         "fsdp alone": _nothing_cut("fsdp"),
         "order of the cuts": _wide_result_travels,
@@ -245,8 +326,7 @@ FITS = question(
 
 def _stored(rows, columns, itemsize):
     """Bytes in whole tiles, with the better side along the 128."""
-    sides = (rows, columns), (columns, rows)
-    return min(8 * math.ceil(a / 8) * 128 * math.ceil(b / 128) for a, b in sides) * itemsize
+    return min(_tiled(rows, columns), _tiled(columns, rows)) * itemsize
 
 
 def _taken(case, width):
@@ -262,13 +342,49 @@ def _widest(case):
 
 def _bytes_exact(answers, seed):
     for (rows, columns, itemsize), got in zip(probes.matrices(seed), answers["bytes"], strict=True):
-        if got != _stored(rows, columns, itemsize):
-            alone = f"{rows * columns * itemsize:,} B"
-            return f"({rows}, {columns}) of {itemsize} B each: yours is {got:,} B, and the numbers alone are {alone}"
+        if got != (wanted := _stored(rows, columns, itemsize)):
+            tile = 8 * 128 * itemsize
+            if wanted <= 2 * tile:
+                said = f"{got / tile:g} tiles, and {wanted // tile} are wanted"
+            else:
+                said = f"{got:,} B, and the numbers alone are {rows * columns * itemsize:,} B"
+            return f"({rows}, {columns}) of {itemsize} B each: yours is {said}"
     return True
 
 
-SEARCH = "inputs {inputs}, outputs {outputs}, {itemsize} B each, budget {budget_bytes:,} B: yours "
+def _bytes_are(wrong):
+    """Recognise wrong(rows, columns, itemsize) as the bytes of every matrix."""
+    return lambda answers, seed: answers["bytes"] == [wrong(*matrix) for matrix in probes.matrices(seed)]
+
+
+def _widths_are(wrong):
+    """Recognise right bytes, and wrong(the right width) as every width."""
+
+    def recognise(answers, seed):
+        wanted = [_widest(case) for case in probes.budgets(seed)]
+        return _bytes_exact(answers, seed) is True and all(
+            got == wrong(width) for got, width in zip(answers["widths"], wanted, strict=True) if width != REFUSED
+        )
+
+    return recognise
+
+
+def _tiled(by_8, by_128, up=math.ceil):
+    return 8 * up(by_8 / 8) * 128 * up(by_128 / 128)
+
+
+def _search(case):
+    tiles = case["budget_bytes"] / _tile(case)
+    budget = f"{tiles:.5g} tiles" if _is_small(case) else f"{case['budget_bytes']:,} B"
+    return f"inputs {case['inputs']}, outputs {case['outputs']}, {case['itemsize']} B each, budget {budget}: yours "
+
+
+def _tile(case):
+    return 8 * 128 * case["itemsize"]
+
+
+def _is_small(case):
+    return case["budget_bytes"] <= 4 * _tile(case)
 
 
 def _each_width(detail):
@@ -277,7 +393,7 @@ def _each_width(detail):
     def holds(answers, seed):
         for case, got in zip(probes.budgets(seed), answers["widths"], strict=True):
             if wrong := detail(case, got, _widest(case)):
-                return SEARCH.format(**case) + wrong
+                return _search(case) + wrong
         return True
 
     return holds
@@ -285,12 +401,15 @@ def _each_width(detail):
 
 def _another_width(case, got, wanted):
     if REFUSED not in (got, wanted) and got != wanted:
+        if _is_small(case):
+            takes, wants = (_taken(case, width) // _tile(case) for width in (got, wanted))
+            return f"is {got:g} and takes {takes} tiles; {wanted} takes {wants}"
         return f"is {got:,}, and takes {_taken(case, got):,} B"
 
 
 def _width_or_error(case, got, wanted):
     if (got == REFUSED) != (wanted == REFUSED):
-        return "raises ValueError" if got == REFUSED else f"is {got}"
+        return f"raises ValueError, and {wanted} fits" if got == REFUSED else f"is {got:g}, and none fits"
 
 
 _REFUSED = forms.words(REFUSED)
@@ -305,6 +424,17 @@ TILES = question(
         Target("the largest width with which two kernels stay within the budget", _each_width(_another_width)),
         Target("a ValueError where no width of 8 or more does, and only there", _each_width(_width_or_error)),
     ),
+    recognise={
+        "no tiles": _bytes_are(lambda rows, columns, itemsize: rows * columns * itemsize),
+        "one way round": _bytes_are(lambda rows, columns, itemsize: _tiled(rows, columns) * itemsize),
+        "other way round": _bytes_are(lambda rows, columns, itemsize: _tiled(columns, rows) * itemsize),
+        "larger side": _bytes_are(
+            lambda rows, columns, itemsize: max(_tiled(rows, columns), _tiled(columns, rows)) * itemsize
+        ),
+        "numbers, not bytes": _bytes_are(lambda rows, columns, itemsize: _stored(rows, columns, 1)),
+        "one too many": _widths_are(lambda width: width + 1),
+        "one too few": _widths_are(lambda width: width - 1),
+    },
 )
 
 
@@ -324,6 +454,8 @@ def _shapes_right(answers, seed):
             wanted = _wanted_shape(cluster, host, seed)
             if rows.shape != wanted:
                 return f"{_mesh_words(cluster)}: host {host} reads {rows.shape}, and its chips compute {wanted}"
+    if (got := answers["no_rest"].shape) != (wanted := (3, probes.data_set(seed)["global_batch"])):
+        return f"of three whole batches one host reads {got}, and its chips compute {wanted}"
     return True
 
 
@@ -392,13 +524,16 @@ def _order_right(answers, seed):
     following = answers["next_epoch"]
     if following.shape != answers["again"].shape or following.size != len(np.unique(following)):
         return "in the next epoch host 0 reads an example twice, or another number of them"
-    return not np.array_equal(answers["again"], answers["next_epoch"]) or "the next epoch has the same order"
+    if np.array_equal(answers["again"], answers["next_epoch"]):
+        return "the next epoch has the same order"
+    return not np.array_equal(answers["again"], answers["next_seed"]) or "the next seed gives the same order"
 
 
-def _shares_of_hosts(answers, seed):
-    """Whether every host reads its share of each global batch, as if all axes of the mesh were data."""
+def _widths(answers, seed, width_of):
+    """Whether every host reads width_of(cluster) rows in each of the right number of steps."""
+    given = probes.data_set(seed)
     return all(
-        rows.shape[1] == probes.data_set(seed)["global_batch"] // cluster.hosts
+        rows.shape == (given["examples"] // given["global_batch"], width_of(cluster))
         for cluster, read in zip(probes.CLUSTERS, answers["read"], strict=True)
         for rows in read
     )
@@ -410,26 +545,63 @@ def _fewer_steps(answers, seed):
     return all(got[1] == wanted[1] for got, wanted in pairs) and any(got[0] < wanted[0] for got, wanted in pairs)
 
 
+def _repeats(rows):
+    return rows.size > len(np.unique(rows))
+
+
+def _orders_of_hosts(answers, seed):
+    """Whether each host of a cluster reads nothing twice, and two of them read the same without sharing a part."""
+    if _shapes_right(answers, seed) is not True or any(_repeats(rows) for read in answers["read"] for rows in read):
+        return False
+    return _repeats(np.concatenate(answers["read"][1], axis=1))  # of four hosts, and no two share a part
+
+
+def _another_part(answers, seed):
+    """Whether hosts that share no part read different rows, and those that share one do as well."""
+    if _shapes_right(answers, seed) is not True or _copies_agree(answers, seed) is True:
+        return False
+    return not _repeats(np.concatenate(answers["read"][1], axis=1))
+
+
+def _same_order(other):
+    """Recognise everything right but that another epoch or seed (other) has the same order."""
+    return lambda answers, seed: (
+        np.array_equal(answers["again"], answers[other])
+        and np.array_equal(answers["again"], answers["read"][0][0])
+        and _shapes_right(answers, seed) is True
+    )
+
+
 HOSTS = question(
     name="q4",
     title="Which host reads what",
     asks_for=("host_examples",),
     probe=probes.probe_hosts,
-    form={"read": [[forms.array]], "again": forms.array, "next_epoch": forms.array},
+    form={"read": [[forms.array]], **dict.fromkeys(("again", "next_epoch", "next_seed", "no_rest"), forms.array)},
     targets=(
         Target("on every host as many steps, and in each the rows that its chips compute", _shapes_right),
         Target("chips that compute the same part of the batch get the same examples", _needs_shapes(_copies_agree)),
         Target("no example twice in an epoch", _needs_shapes(_each_once)),
         Target("the same global batches, row for row, on any number of hosts", _needs_shapes(_same_on_all)),
-        Target("asked again the same order, and in the next epoch another", _order_right),
+        Target("asked again the same order, in the next epoch and with another seed another one", _order_right),
     ),
     recognise={
-        "model axis forgotten": _shares_of_hosts,
-        "a share for each host": _fewer_steps,
-        "shuffled on each host": lambda answers, seed: (
-            _shapes_right(answers, seed) is True and _each_once(answers, seed) is not True
+        "model axis forgotten": lambda answers, seed: _widths(
+            answers, seed, lambda cluster: probes.data_set(seed)["global_batch"] // cluster.hosts
         ),
-        "same order in each epoch": lambda answers, seed: np.array_equal(answers["again"], answers["next_epoch"]),
+        "a share for each host": _fewer_steps,
+        "whole batch on each": lambda answers, seed: _widths(
+            answers, seed, lambda cluster: probes.data_set(seed)["global_batch"]
+        ),
+        "drawn twice": lambda answers, seed: _repeats(answers["read"][0][0]),
+        "shuffled on each host": _orders_of_hosts,
+        "another part of the mesh": _another_part,
+        "another order each time": lambda answers, seed: (
+            answers["again"].shape == answers["read"][0][0].shape
+            and not np.array_equal(answers["again"], answers["read"][0][0])
+        ),
+        "same order in each epoch": _same_order("next_epoch"),
+        "seed ignored": _same_order("next_seed"),
     },
 )
 
@@ -449,20 +621,53 @@ def _plan_is(part, at_most_off):
 
     def holds(answers, seed):
         for case, got in zip(probes.trainings(seed), answers["slices"], strict=True):
-            if abs(got[part] - _plan(case, got["chips"])[part]) > at_most_off:
-                return f"{case['parameters']:,} parameters on {got['chips']} chips: yours is {got[part]:,}"
+            wanted = _plan(case, got["chips"])[part]
+            if abs(got[part] - wanted) > at_most_off:
+                shown = f"{_case_words(case)} on {_chips_words(got)}: yours is {got[part]:,}"
+                return f"{shown}, and {wanted:g} is wanted" if _is_tiny(case) else shown
         return True
 
     return holds
 
 
+def _is_tiny(case):
+    return case["parameters"] < 10
+
+
+def _case_words(case):
+    if not _is_tiny(case):
+        return f"{case['parameters']:,} parameters"
+    return "best_slice({})".format(", ".join(f"{key}={value}" for key, value in case.items()))
+
+
+def _chips_words(got):
+    return "1 chip" if got["chips"] == 1 else f"{got['chips']} chips"
+
+
+def _fitting(case):
+    return [n for n in case["slices"] if n * _plan(case, n)["chip_batch"] <= case["largest_batch"]]
+
+
 def _most_chips(answers, seed):
     for case, got in zip(probes.trainings(seed), answers["slices"], strict=True):
-        fits = [n for n in case["slices"] if n * _plan(case, n)["chip_batch"] <= case["largest_batch"]]
-        if got["chips"] != max(fits):
-            batch, chips = got["chips"] * got["chip_batch"], "1 chip" if got["chips"] == 1 else f"{got['chips']} chips"
-            return f"yours has {chips} and a global batch of {batch:,}; {case['largest_batch']:,} rows are allowed"
+        if got["chips"] != max(_fitting(case)):
+            batch = f"a global batch of {got['chips'] * got['chip_batch']:,}"
+            if _is_tiny(case):
+                return f"{_case_words(case)} has {_chips_words(got)} and {batch}; {max(_fitting(case))} are wanted"
+            return f"yours has {_chips_words(got)} and {batch}; {case['largest_batch']:,} rows are allowed"
     return True
+
+
+def _figures_are(part, wrong):
+    """Recognise wrong(case, chips, the right figure) as this figure of every slice with more than one chip."""
+
+    def recognise(answers, seed):
+        pairs = zip(probes.trainings(seed), answers["slices"], strict=True)
+        several = [(case, got) for case, got in pairs if got["chips"] > 1]
+        far = [abs(got[part] - wrong(case, got["chips"], _plan(case, got["chips"])[part])) for case, got in several]
+        return bool(far) and all(distance <= 1 + 1e-9 * got[part] for distance, (_, got) in zip(far, several))
+
+    return recognise
 
 
 _SLICE = dict.fromkeys(("chips", "sent_bytes", "chip_batch"), forms.number)
@@ -477,6 +682,18 @@ SLICES = question(
         Target("the fewest rows on a chip that hide the sending", _plan_is("chip_batch", 0)),
         Target("the largest slice whose global batch is allowed", _most_chips),
     ),
+    recognise={
+        "one chip sends": lambda answers, seed: any(
+            got["chips"] == 1 and got["sent_bytes"] > 0 for got in answers["slices"]
+        ),
+        "half an all-reduce": _figures_are("sent_bytes", lambda case, chips, sent: sent / 2),
+        "whole buffer twice": _figures_are("sent_bytes", lambda case, chips, sent: sent * chips / (chips - 1)),
+        "every trip whole": _figures_are("sent_bytes", lambda case, chips, sent: sent * chips),
+        "numbers, not bytes": _figures_are("sent_bytes", lambda case, chips, sent: sent / case["gradient_bytes"]),
+        "bits": _figures_are("sent_bytes", lambda case, chips, sent: sent * 8),
+        "global batch returned": _figures_are("chip_batch", lambda case, chips, rows: rows * chips),
+        "whole limit used": _figures_are("chip_batch", lambda case, chips, rows: case["largest_batch"] // chips),
+    },
 )
 
 

@@ -122,6 +122,23 @@ def _by_luck(answers, seed):
     return sum(any(miss(run, seed) for miss in misses) for run in answers["runs"]) == 1
 
 
+def _names_ignored(answers, seed):
+    """Whether all is right with the first order of the devices, and stays where it was when they are exchanged."""
+    misses = [_weights_placed, _forward_misses, _backward_misses]
+    first, exchanged = answers["runs"]
+    places = [device == 1 - stage for stage, devices in enumerate(exchanged["variables"]) for device in devices]
+    places += [device == 1 - stage for stage, _, device in exchanged["products"] if stage in (0, 1)]
+    return not any(miss(first, seed) for miss in misses) and all(places)
+
+
+def _another_loss(answers, seed):
+    """All gradients are the right ones times one factor."""
+    got = np.concatenate([np.ravel(one) for one in answers["runs"][0]["gradients"]])
+    wanted = np.concatenate([np.ravel(one) for one in _one_device(seed)])
+    factor = got @ wanted / (wanted @ wanted)
+    return factor > 0 and abs(factor - 1) > 0.01 and off(got, factor * wanted) <= FLOAT32
+
+
 def _without_the_loss(answers, seed):
     got = answers["runs"][0]["gradients"]
     return all(one is not None for one in got) and max(map(off, got, _one_device(seed, upstream=1))) <= FLOAT32
@@ -156,6 +173,8 @@ PLACEMENT = question(
         "through NumPy": lambda answers, seed: (
             "has no attribute 'numpy'" in answers.get("stopped", {}).get("error", "")
         ),
+        "names ignored": _names_ignored,
+        "another loss": _another_loss,
         "boundary cut": _no_gradient_before_the_boundary,
         "boundary gradient missing": _without_the_loss,
         "usual snippet": lambda answers, seed: all(
@@ -173,13 +192,19 @@ PLACEMENT = question(
 
 def _described(case, m):
     """The case and the answer, for a detail."""
-    sizes = [f"{one / 1e6:.4g}" for one in case["example_bytes"]]
+    unit, name = (1, "B") if _is_small(case) else (1e6, "MB")
+    sizes = [f"{one / unit:.4g}" for one in case["example_bytes"]]
     each = sizes[0] if len(set(sizes)) == 1 else ", ".join(sizes)
+    wanted = f", and {_smallest(case)} is wanted" if _is_small(case) else ""
     return (
-        f"{case['schedule']} on {len(sizes)} stages, a batch of {case['batch']}, {each} MB an example, "
-        f"{case['memory_bytes'] / 1e6:.4g} MB for each stage, bubble at most {case['largest_bubble']:g}: "
-        f"yours " + ("raises ValueError" if m == REFUSED else f"is {m}")
+        f"{case['schedule']} on {len(sizes)} stages, a batch of {case['batch']}, {each} {name} an example, "
+        f"{case['memory_bytes'] / unit:.4g} {name} for each stage, bubble at most {case['largest_bubble']:g}: "
+        f"yours " + ("raises ValueError" if m == REFUSED else f"is {m}") + wanted
     )
+
+
+def _is_small(case):
+    return case["memory_bytes"] < 100
 
 
 def _not_divided(case, m):
@@ -241,6 +266,12 @@ MICRO_BATCHES = question(
             _no_count(lambda case, got: REFUSED not in (got, _smallest(case)) and got > _smallest(case)),
         ),
     ),
+    recognise={
+        "does not divide": lambda answers, seed: any(
+            got != REFUSED and got >= 1 and case["batch"] % got
+            for case, got in zip(probes.pipelines(seed), answers["counts"], strict=True)
+        )
+    },
 )
 
 
@@ -258,6 +289,12 @@ def _scheduled(answers, seed):
         if len(orders) != p:
             raise CourseError(f"there are orders of {len(orders)} stages, and the pipeline has {p}")
         yield (p, m), pipeline.Schedule("yours", m, tuple(map(_works, orders)))
+
+
+def _numbers(answers, seed):
+    """((stages, micro-batches), the numbers of all micro-batches that are named) of each pipeline."""
+    for shape, orders in zip(probes.shapes(seed), answers["orders"], strict=True):
+        yield shape, {int(work[1:]) for order in orders for work in order}
 
 
 def _legal(answers, seed):
@@ -298,12 +335,20 @@ ONE_FORWARD_ONE_BACKWARD = question(
     title="Write 1F1B",
     asks_for=("order_of",),
     probe=probes.probe_orders,
-    form={"orders": [[[forms.text]]]},
+    form={"orders": [[[forms.Form("a text such as 'F0'", forms.text.holds)]]]},
     targets=(
         Target("the stages' orders work together: all work is done once, and no stages wait for each other", _legal),
         Target("a bubble of (p-1)/(m+p-1), if a backward takes two forwards", _each_timeline(_too_idle)),
         Target("stage s holds at most min(m, p-s) micro-batches", _each_timeline(_holds_too_much)),
     ),
+    recognise={
+        "numbers from 1": lambda answers, seed: all(
+            numbers == {*range(1, m + 1)} for (_, m), numbers in _numbers(answers, seed)
+        ),
+        "more than there are": lambda answers, seed: all(
+            (numbers <= {*range(m)}) == (place == 0) for place, ((_, m), numbers) in enumerate(_numbers(answers, seed))
+        ),
+    },
 )
 
 
@@ -337,6 +382,25 @@ def _greedy(seconds, weight_bytes, stages, memory_bytes):
             parts.append([])
         parts[-1].append(layer)
     return parts
+
+
+def _filled(seconds, weight_bytes, stages, memory_bytes):
+    """A stage takes layers until its memory is full."""
+    parts = [[]]
+    for layer, size in enumerate(weight_bytes):
+        left, held = len(seconds) - layer, sum(weight_bytes[one] for one in parts[-1])
+        if parts[-1] and len(parts) < stages and (held + size > memory_bytes or left == stages - len(parts)):
+            parts.append([])
+        parts[-1].append(layer)
+    return parts
+
+
+def _as_balance_cuts(answers, seed):
+    """Every cut is as fast as one can be that asks for no memory, and not every one fits."""
+    pairs = list(zip(probes.layer_rows(seed), answers["cuts"], strict=True))
+    least = [_fewest_seconds(**case | {"memory_bytes": math.inf}) for case, _ in pairs]
+    fast = all(max(_sums(parts, case["seconds"])) <= one * (1 + 1e-9) for (case, parts), one in zip(pairs, least))
+    return fast and any(_too_heavy(case, parts) for case, parts in pairs)
 
 
 def _each_cut(detail):
@@ -394,7 +458,8 @@ BALANCE = question(
         Target("a ValueError where no cut fits, and only there", _cut_or_error),
         Target("the slowest stage takes as few seconds as it can", _each_cut(_not_the_best)),
     ),
-    wrong={"equal numbers": _equal_numbers, "greedy": _greedy},
+    recognise={"memory forgotten": _as_balance_cuts},
+    wrong={"equal numbers": _equal_numbers, "greedy": _greedy, "filled up": _filled},
 )
 
 
@@ -404,8 +469,8 @@ BALANCE = question(
 def _stage_facts(seed):
     """(order, what arrives and leaves, the kernel's gradient of the batch's mean loss) of each of the probe's runs."""
     one, facts = probes.two_halves(seed), []
-    stages = probes.messages(seed)
     for orders in probes.ORDERS:
+        stages = probes.messages(seed, probes.count(orders))
         for name, order, stage in zip(("first", "second"), orders, stages):
             whole = probes.TanhStage(one[name])
             _, kept = whole.forward(np.concatenate(stage["F"]))
@@ -449,6 +514,38 @@ def _gradient_wrong(run, order, stage, gradient):
     return "" if far <= FLOAT32 else f"off by {100 * far:,.4g}%"
 
 
+def _taken(choose):
+    """Recognise backwards that each use what choose(numbers whose forward is done and backward is not) forward kept."""
+
+    def recognise(answers, seed):
+        kernels = [probes.two_halves(seed)[name] for name in ("first", "second")] * len(probes.ORDERS)
+        for kernel, run, (order, messages, _) in zip(kernels, answers["runs"], _stage_facts(seed), strict=True):
+            stage, held = probes.TanhStage(kernel), {}
+            for work in order:
+                number = int(work[1:])
+                if work[0] == "F":
+                    _, held[number] = stage.forward(messages["F"][number])
+                else:
+                    _, sent = stage.backward(held.pop(choose(list(held))), messages["B"][number])
+                    if off(run["sent"][work], sent) > FLOAT32:
+                        return False
+        return True
+
+    return recognise
+
+
+def _last_alone(answers, seed):
+    """Each run's gradient is its last micro-batch's, divided by their number or not."""
+    kernels = [probes.two_halves(seed)[name] for name in ("first", "second")] * len(probes.ORDERS)
+    for kernel, run, (order, messages, _) in zip(kernels, answers["runs"], _stage_facts(seed), strict=True):
+        stage, number = probes.TanhStage(kernel), int(order[-1][1:])
+        _, kept = stage.forward(messages["F"][number])
+        (last,), _ = stage.backward(kept, messages["B"][number])
+        if min(off(run["gradients"][0], last), off(run["gradients"][0], 2 * last / len(order))) > FLOAT32:
+            return False
+    return True
+
+
 def _kept_too_long(run, order, stage, gradient):
     return f"{run['held']} are" if run["held"] > 1 else ""
 
@@ -466,6 +563,11 @@ ONE_STAGE = question(
         Target("the gradients equal those of the whole batch's mean loss, to 0.001%", _each_run(_gradient_wrong)),
         Target("of the micro-batches that have gone backward, at most one is still held", _each_run(_kept_too_long)),
     ),
+    recognise={
+        "oldest first": _taken(lambda numbers: numbers[0]),
+        "newest first": _taken(lambda numbers: numbers[-1]),
+        "last micro-batch alone": _last_alone,
+    },
 )
 
 QUESTIONS = (PLACEMENT, MICRO_BATCHES, ONE_FORWARD_ONE_BACKWARD, BALANCE, ONE_STAGE)

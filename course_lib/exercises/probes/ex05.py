@@ -14,6 +14,7 @@ from course_lib.exercises.ask import Stopped
 from course_lib.exercises.given.wide_block import wide_block
 from course_lib.exercises.probes.cases import ask_or_refused, shuffled
 
+TINY_MEAN = ((2, 4, 9), (6, 9, 9)), ((1, 1, 0), (1, 0, 0))  # of q1: losses and weights
 TOPOLOGY, ROWS = "v5e:2x4", 8192  # of q2: the slice and the global batch
 LAYOUT_PARTS = ("mesh", "layout", "shards")  # what q2 lets one choose
 KERNELS = ("up/kernel", "down/kernel")  # of q2's block
@@ -49,7 +50,7 @@ def token_losses(table, tokens):
 
 
 def probe_batches(names, seed):
-    """The learner's batches, how often JAX compiled a step for them, and each one's loss and gradient."""
+    """The learner's batches, how often JAX compiled a step for them, each one's loss and gradient; a tiny mean."""
     import jax
 
     traces = []
@@ -67,6 +68,7 @@ def probe_batches(names, seed):
         "tokens": [tokens for tokens, _ in batches],
         "weights": [weights.astype("float32") for _, weights in batches],
         "compilations": len(traces),
+        "tiny_mean": float(names["mean_loss"](*(jax.numpy.array(part, "float32") for part in TINY_MEAN))),
         "losses": [float(loss) for loss, _ in results],
         "gradients": [np.asarray(gradient) for _, gradient in results],
     }
@@ -106,6 +108,7 @@ def probe_fit(names, seed):
         "verdict": report.verdict,
         "state_bytes": report.state_bytes,
         "seconds": report.roofline_seconds,
+        "flops": report.flops,
     }
 
 
@@ -122,7 +125,10 @@ def _kernel_axes(shards) -> dict[str, list[str | None]]:
 
 
 def matrices(seed: int) -> list[tuple[int, int, int]]:
-    """q3's matrices: rows, columns and bytes of a number; some just past a tile, and some better on their side."""
+    """q3's matrices: rows, columns and bytes of a number; some just past a tile, and some better on their side.
+
+    The first ones take few tiles, and the judge shows what is wanted there.
+    """
     rng = np.random.default_rng(seed)
     just_past = [128 * int(n) + 1 for n in rng.integers(1, 6, size=2)]
     drawn = [(int(a), int(b)) for a, b in rng.integers(8, 1500, size=(4, 2))]
@@ -138,13 +144,18 @@ def matrices(seed: int) -> list[tuple[int, int, int]]:
         (24, 384),
         short_side_up,
     ]
-    return [(*shape, itemsize) for shape in shapes for itemsize in (4, 2)]
+    tiny = [(8, 128, 2), (9, 128, 2), (8, 129, 2), (129, 8, 2)]
+    return [*tiny, *((*shape, itemsize) for shape in shapes for itemsize in (4, 2))]
 
 
 def budgets(seed: int) -> list[dict[str, int]]:
-    """q3's searches: two kernels' outer sides and a budget. One width is not a multiple of 128, the last fits none."""
+    """q3's searches: two kernels' outer sides and a budget. One width is not a multiple of 128, the last fits none.
+
+    The first budgets are whole tiles, and one is a byte less.
+    """
     rng = np.random.default_rng([seed, 1])
-    cases = []
+    tiny = [(8, 8, 8192), (8, 8, 8191), (128, 128, 8192), (128, 24, 16384)]
+    cases = [dict(zip(("inputs", "outputs", "budget_bytes"), one), itemsize=4) for one in tiny]
     for itemsize in (4, 2, 4):
         inputs, outputs = (int(n) for n in rng.integers(130, 1000, size=2))
         width = 128 * int(rng.integers(2, 5)) + int(rng.integers(20, 110))
@@ -212,7 +223,10 @@ def data_set(seed: int) -> dict[str, int]:
 
 
 def probe_hosts(names, seed):
-    """What every host of each cluster reads; once more, and in the next epoch, what one host reads."""
+    """What every host of each cluster reads; what one host reads again, in the next epoch, with the next seed.
+
+    "no_rest" is what it reads of a data set that batches fill.
+    """
 
     def ask(cluster, host, **changed):
         return np.asarray(names["host_examples"](host, **dataclasses.asdict(cluster), **(data_set(seed) | changed)))
@@ -222,6 +236,8 @@ def probe_hosts(names, seed):
         "read": [[ask(cluster, host) for host in range(cluster.hosts)] for cluster in CLUSTERS],
         "again": ask(one, 0),
         "next_epoch": ask(one, 0, epoch=data_set(seed)["epoch"] + 1),
+        "next_seed": ask(one, 0, seed=data_set(seed)["seed"] + 1),
+        "no_rest": ask(one, 0, examples=3 * data_set(seed)["global_batch"]),
     }
 
 
@@ -229,20 +245,18 @@ def probe_hosts(names, seed):
 
 
 def trainings(seed: int) -> list[dict[str, object]]:
-    """q5's cases: a model, a chip's figures, slices, and the largest global batch that still learns."""
+    """q5's cases: a model, a chip's figures, slices in no order, and the largest global batch that still learns.
+
+    In the tiny ones the rows are whole, whatever is divided first, and a global batch is as large as is allowed.
+    """
     rng = np.random.default_rng(seed)
-    cases = []
-    for name, gradient_bytes, room in (
-        ("v5e", 4, 0.7),
-        ("v5p", 2, 0.4),
-        ("v6e", 4, 1.6),
-        ("v4", 2, 30),
-        ("v5e", 2, 0.015),
-    ):
+    tiny = {"parameters": 8, "row_flops": 12, "gradient_bytes": 4, "flops_per_second": 4, "sent_per_second": 4}
+    cases = [tiny | {"slices": [4, 1, 8, 2], "largest_batch": 24}, tiny | {"slices": [1], "largest_batch": 9}]
+    for name, gradient_bytes, room in (("v5e", 4, 0.7), ("v5p", 2, 0.4), ("v6e", 4, 1.6), ("v4", 2, 30)):
         chip, parameters = tpu.CHIPS[name], int(rng.integers(2e8, 9e8))
         row_flops = 6 * parameters * int(rng.integers(8, 60))
         figures = {"flops_per_second": chip.flops_per_second, "sent_per_second": chip.sent_per_second}
-        # The first three allow some of the slices, the fourth all of them, the last one chip alone.
+        # The first three allow some of the slices, the fourth all of them.
         hidden = 3 * parameters * gradient_bytes / chip.sent_per_second * chip.flops_per_second / row_flops
         cases.append(
             {
@@ -250,11 +264,11 @@ def trainings(seed: int) -> list[dict[str, object]]:
                 "row_flops": row_flops,
                 "gradient_bytes": gradient_bytes,
                 **figures,
-                "slices": [1, 4, 8, 16, 32, 64, 256],
+                "slices": shuffled(rng, [1, 4, 8, 16, 32, 64, 256]),
                 "largest_batch": int(40 * room * hidden * rng.uniform(0.8, 1.2)) + 1,
             }
         )
-    return shuffled(rng, cases)
+    return cases
 
 
 def probe_slices(names, seed):

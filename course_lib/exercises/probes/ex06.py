@@ -97,11 +97,13 @@ def _pass(name):
 
 
 def pipelines(seed: int) -> list[dict[str, object]]:
-    """q2's cases, their bytes times a scale, in no particular order; they differ in what decides.
+    """q2's cases: small ones, where memory is exactly full; then, in no order, drawn ones that differ in what decides.
 
     Where a bubble equals the largest one allowed, both are binary fractions, so that no rounding decides.
     """
     rng = np.random.default_rng(seed)
+    small = [("GPipe", 4, [3, 3], 0.5, 12), ("1F1B", 4, [3, 3], 0.5, 6), ("1F1B", 4, [3, 3], 0.25, 6)]
+    small += [("1F1B", 4, [3, 3], 0.5, 5), ("1F1B", 6, [1, 2], 0.5, 6)]
     cases = [
         ("GPipe", 84, [1.0] * 4, 0.1, 90.0),
         ("1F1B", 72, [1.0] * 4, 0.25, 80.0),
@@ -113,7 +115,8 @@ def pipelines(seed: int) -> list[dict[str, object]]:
         ("1F1B", 12, [1.0] * 8, 0.1, 50.0),
         ("1F1B", 12, [1.0] * 8, 0.75, 13.0),
     ]
-    return [_pipeline(*case, rng.uniform(1e6, 1e8)) for case in shuffled(rng, cases)]
+    drawn = [_pipeline(*case, rng.uniform(1e6, 1e8)) for case in shuffled(rng, cases)]
+    return [*(_pipeline(*case, 1) for case in small), *drawn]
 
 
 def _pipeline(schedule, batch, example, largest_bubble, memory, scale):
@@ -153,7 +156,8 @@ def probe_orders(names, seed):
 def layer_rows(seed: int) -> list[dict[str, object]]:
     """q4's cases: seconds and bytes of each layer, stages, a device's memory; times a scale, the seconds a little off.
 
-    Cases differ in what decides: one slow layer, memory, an order in which a careless cut fails; no cut fits the last.
+    The first is small, and its best cut fills a memory. The others differ in what decides: one slow layer, memory, an
+    order in which a careless cut fails; no cut fits the last.
     """
     rng = np.random.default_rng(seed)
     cases = [
@@ -164,7 +168,7 @@ def layer_rows(seed: int) -> list[dict[str, object]]:
         ([1, 1, 12, 1, 1], [1, 1, 1, 1, 1], 4, 9),
         ([2, 2, 2, 2, 2, 2], [5, 5, 1, 1, 5, 5], 2, 10),
     ]
-    made = []
+    made = [{"seconds": [3.0, 1.0, 1.0], "weight_bytes": [1, 1, 1], "stages": 2, "memory_bytes": 2}]
     for seconds, sizes, stages, memory in cases:
         times = rng.uniform(0.001, 0.1) * np.array(seconds) * rng.uniform(0.99, 1.01, len(seconds))
         unit = int(rng.integers(10**6, 10**8))
@@ -218,28 +222,31 @@ class TanhStage:
         return sum(kept is not None and kept.used for kept in alive)
 
 
+GPIPE = " ".join(f"{kind}{i}" for kind in "FB" for i in range(12))
 ORDERS = (  # of two stages each, every one legal
+    ("F0 F1 B0 B1", "F0 F1 B1 B0"),
     ("F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"),
     ("F0 F1 F2 B1 F3 B0 B3 B2", "F1 F0 B1 F2 B0 F3 B3 B2"),
+    (GPIPE, GPIPE),
 )
 
 
 def two_halves(seed: int) -> dict[str, np.ndarray]:
-    """q5's model, float64: kernels (n, h) and (h, k), x (4r, n), y (4r, k); the loss is the mean of squares."""
+    """q5's model, float64: kernels (n, h) and (h, k), x (12r, n), y (12r, k); the loss is the mean of squares."""
     rng = np.random.default_rng(seed)
-    rows, n, h, k = (int(size) for size in rng.integers(2, 6, size=4))
-    shapes = {"first": (n, h), "second": (h, k), "x": (4 * rows, n), "y": (4 * rows, k)}
+    rows, n, h, k = (int(size) for size in rng.integers(1, 6, size=4))
+    shapes = {"first": (n, h), "second": (h, k), "x": (12 * rows, n), "y": (12 * rows, k)}
     return {name: rng.normal(size=shape) for name, shape in shapes.items()}
 
 
-def messages(seed: int) -> list[dict[str, list[np.ndarray]]]:
-    """For each stage of q5's model what arrives and what leaves, of each of 4 micro-batches.
+def messages(seed: int, micro_batches: int) -> list[dict[str, list[np.ndarray]]]:
+    """For each stage of q5's model what arrives and what leaves, of each micro-batch.
 
     "F" and "B" arrive, "F out" and "B out" leave; gradients are those of the micro-batch's mean loss.
     """
     one, stages = two_halves(seed), [{name: [] for name in ("F", "B", "F out", "B out")} for _ in range(2)]
     first, second = TanhStage(one["first"]), TanhStage(one["second"])
-    for x, y in zip(np.split(one["x"], 4), np.split(one["y"], 4)):
+    for x, y in zip(np.split(one["x"], micro_batches), np.split(one["y"], micro_batches)):
         hidden, kept_first = first.forward(x)
         output, kept_second = second.forward(hidden)
         by_output = 2 * (output - y) / y.size
@@ -251,13 +258,18 @@ def messages(seed: int) -> list[dict[str, list[np.ndarray]]]:
     return stages
 
 
+def count(orders: tuple[str, str]) -> int:
+    """Of micro-batches."""
+    return len(orders[0].split()) // 2
+
+
 def probe_stage(names, seed):
     """Of each run of a stage: the calls in order, what was sent, the gradients, the most held after use."""
     kernels = [two_halves(seed)[name] for name in ("first", "second")]
     runs = []
     for orders in ORDERS:
-        for kernel, order, arriving in zip(kernels, orders, messages(seed)):
-            runs.append(_run(names["run_stage"], TanhStage(kernel.copy()), order.split(), arriving))
+        for kernel, order, arriving in zip(kernels, map(str.split, orders), messages(seed, count(orders))):
+            runs.append(_run(names["run_stage"], TanhStage(kernel.copy()), order, arriving))
     return {"runs": runs}
 
 
