@@ -85,7 +85,7 @@ def _is_one_device(name, wanted):
     """A target: on every device `name` is that device's part of what one device computes."""
 
     def holds(answers, seed):
-        got, parts = answers[name], wanted(probes.layer_inputs(seed))
+        got, parts = answers[name], wanted(probes.layer_inputs(seed), probes.layer_mesh(seed))
         if got.shape != parts.shape:
             return f"a device holds {got.shape[2:]}, and its part is {parts.shape[2:]}"
         far = off(got, parts)
@@ -94,27 +94,27 @@ def _is_one_device(name, wanted):
     return holds
 
 
-def _mesh_of(array, data_axis=None, model_axis=None):
+def _mesh_of(array, mesh, data_axis=None, model_axis=None):
     """(data, model, ...): each device's part of an array, cut along the dimensions that are named."""
-    data, model = probes.MESH
+    data, model = mesh
     rows = [array] * data if data_axis is None else np.split(array, data, axis=data_axis)
     return np.array([[row] * model if model_axis is None else np.split(row, model, axis=model_axis) for row in rows])
 
 
-def _y(one):
-    return _mesh_of(one["x"] @ one["kernel"] + one["bias"], data_axis=0)
+def _y(one, mesh):
+    return _mesh_of(one["x"] @ one["kernel"] + one["bias"], mesh, data_axis=0)
 
 
-def _x_gradient(one):
-    return _mesh_of(one["y_gradient"] @ one["kernel"].T, data_axis=0, model_axis=1)
+def _x_gradient(one, mesh):
+    return _mesh_of(one["y_gradient"] @ one["kernel"].T, mesh, data_axis=0, model_axis=1)
 
 
-def _kernel_gradient(one):
-    return _mesh_of(one["x"].T @ one["y_gradient"], model_axis=0)
+def _kernel_gradient(one, mesh):
+    return _mesh_of(one["x"].T @ one["y_gradient"], mesh, model_axis=0)
 
 
-def _bias_gradient(one):
-    return _mesh_of(one["y_gradient"].sum(axis=0))
+def _bias_gradient(one, mesh):
+    return _mesh_of(one["y_gradient"].sum(axis=0), mesh)
 
 
 def _summed_numbers(sums, axis):
@@ -133,7 +133,7 @@ def _little_backward(answers, seed):
     sums, one = answers["sums"]["backward"], probes.layer_inputs(seed)
     if model := _summed_numbers(sums, "model"):
         return f"yours sums {model} numbers along model"
-    wanted = one["kernel"].size // probes.MESH[1] + one["bias"].size
+    wanted = one["kernel"].size // probes.layer_mesh(seed)[1] + one["bias"].size
     got = _summed_numbers(sums, "data")
     return got <= wanted or f"yours sums {got} numbers along data, and a device's kernel and bias have {wanted}"
 
@@ -241,11 +241,23 @@ def _said(text):
     return lambda answers, seed: text in answers.get("stopped", {}).get("error", "")
 
 
-def _uncut(answers, pattern):
-    """Whether the kernels and tables that are not cut along both axes are of these paths, and there are some."""
+def _uncut(answers):
+    """Paths of the kernels and tables that are not cut along both axes."""
     kernels = {path: axes for path, axes in answers["axes"].items() if "kernel" in path or "embed" in path}
-    left = [path for path, axes in kernels.items() if not {"data", "model"} <= set(axes)]
-    return bool(left) and all(re.fullmatch(pattern, path) for path in left)
+    return [path for path, axes in kernels.items() if not {"data", "model"} <= set(axes)]
+
+
+def _some_blocks_whole(answers, seed):
+    """Whether all that is not cut along both axes is in some of the blocks, and not in all of them."""
+    left = [re.match(r"block(\d+)_", path) for path in _uncut(answers)]
+    return all(left) and 0 < len({found[1] for found in left}) < probes.transformer_sizes(seed)["layers"]
+
+
+def _cut_at(answers, pattern, place):
+    """Whether `model` cuts this dimension of every kernel with such a path."""
+    return all(
+        "model" in axes[place : place + 1] for path, axes in answers["axes"].items() if re.fullmatch(pattern, path)
+    )
 
 
 _TRAINED = {
@@ -272,11 +284,13 @@ TRANSFORMER = question(
         "a part of the path": _said("matches only a part of"),
         "two keys for one variable": _said("layout keys"),
         "model axis alone": lambda answers, seed: set().union(*answers["axes"].values()) - {""} == {"model"},
-        "tables whole": lambda answers, seed: _uncut(answers, ".*embeddings"),
-        "one block alone": lambda answers, seed: _uncut(answers, r"block1_.*") or _uncut(answers, r"block2_.*"),
-        "columns everywhere": lambda answers, seed: (
-            _fits(answers, seed) is True and _tensor_parallel(answers, seed) is not True
+        "tables whole": lambda answers, seed: (
+            bool(_uncut(answers)) and all(path.endswith("embeddings") for path in _uncut(answers))
         ),
+        "some blocks whole": _some_blocks_whole,
+        "columns everywhere": lambda answers, seed: _cut_at(answers, _BY_COLUMNS, 1) and _cut_at(answers, _BY_ROWS, 1),
+        "columns for rows": lambda answers, seed: _cut_at(answers, _BY_COLUMNS, 0) and _cut_at(answers, _BY_ROWS, 1),
+        "logits by rows": lambda answers, seed: _cut_at(answers, "logits/kernel", 0),
     },
 )
 
@@ -304,6 +318,9 @@ def _bytes_right(part):
         for case, got in zip(probes.buffers(seed), answers["bytes"], strict=True):
             wanted = _zero(**case)[part]
             if got[part] != wanted:
+                if len(case["layers"]) == 3:
+                    where = f"with layers {case['layers']} on {case['devices']} devices at stage {case['stage']}"
+                    return f"{where} yours is {got[part]:g}, and {wanted} is wanted"
                 return f"at stage {case['stage']} on {case['devices']} devices yours is {got[part] - wanted:+,} B off"
         return True
 
@@ -355,6 +372,11 @@ def _each_mesh(detail):
 
 
 def _described(case, mesh):
+    if case["memory_bytes"] < 100:
+        best = _best_mesh(case)
+        arguments = ", ".join(f"{name}={number}" for name, number in case.items())
+        said, wanted = (one if one == REFUSED else tuple(one) for one in (mesh, best))
+        return f"choose_mesh({arguments}) gives {said}, and {wanted} is wanted"
     sizes = (case["memory_bytes"], case["whole_bytes"], case["cut_bytes"])
     state = "{:.3g} GB for {:.3g} GB whole and {:.3g} GB cut".format(*(size / 1e9 for size in sizes))
     where = f"on {case['devices']} devices, {case['machine_devices']} a machine, with {case['heads']} heads"

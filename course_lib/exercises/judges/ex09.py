@@ -187,6 +187,7 @@ ROUNDED = 0.02  # relative: products of float16 numbers, 11 bits each, in two up
 def _change(run, weights, shards, local_mean=False):
     """By how much one step without momentum changes the weights, in NumPy."""
     rows = sum(len(x) for x, _ in shards)
+    shards = [(np.hstack([x, np.ones((len(x), 1))]), y) for x, y in shards]
     parts = [2 * x.T @ (x @ weights - y) / (len(x) if local_mean else rows) for x, y in shards]
     return -run["rate"] * sum(parts)
 
@@ -259,6 +260,12 @@ def _first_step_is(factor, local_mean=False):
     return recognise
 
 
+def _returned(answers, seed, of_bad):
+    """Whether every replica returns of_bad(the number that overflowed) after each step."""
+    pairs = zip(answers["steps"], _run_of(answers, seed)["bad"], strict=True)
+    return all(one == of_bad(bad) for step, bad in pairs for one in step["returned"])
+
+
 def _poisoned(answers):
     return not np.isfinite(answers["steps"][1]["weights"]).all()
 
@@ -279,10 +286,17 @@ OVERFLOW = question(
     ),
     recognise={
         "a branch": lambda answers, seed: "`merge_call` called while defining" in answers["stopped"]["error"],
+        "infinity passes": lambda answers, seed: _poisoned(answers) and answers["steps"][1]["returned"][0] == 0,
         "first replica asked": lambda answers, seed: _poisoned(answers),
         "not scaled": _first_step_is(lambda run: 1 / run["scale"]),
         "local mean": _first_step_is(lambda run: 1, local_mean=True),
+        "mean of means": _first_step_is(lambda run: 1 / len(run["steps"][0]), local_mean=True),
         "summed twice": _first_step_is(lambda run: len(run["steps"][0])),
+        "whether any": lambda answers, seed: _returned(answers, seed, lambda bad: min(bad, 1)),
+        "tensors counted": lambda answers, seed: _returned(answers, seed, lambda bad: 2 * bad),
+        "own replica alone": lambda answers, seed: all(
+            sum(step["returned"]) == bad for step, bad in zip(answers["steps"], _run_of(answers, seed)["bad"])
+        ),
         "bad ones zeroed": lambda answers, seed: answers["steps"][1]["iterations"] == 2 and not _poisoned(answers),
     },
 )
@@ -338,6 +352,8 @@ def _logits_float32(policy, built, seed):
 
 def _near_float32(policy, built, seed):
     wanted = probes.counting_model(seed)
+    if (order := [layer for layer in built["layers"] if layer in LAYERS]) != list(LAYERS):
+        return f"your layers are {', '.join(order)}, one after another"
     kernel1, bias1, kernel2, bias2, kernel3, bias3 = (array.astype("float64") for array in wanted["weights"])
     x = wanted["counts"] / wanted["sizes"]["largest_count"]
     x = np.maximum(np.maximum(x @ kernel1 + bias1, 0) @ kernel2 + bias2, 0)

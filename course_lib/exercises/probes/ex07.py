@@ -11,7 +11,7 @@ from course_lib.exercises.probes import workers
 from course_lib.exercises.probes.cases import ask_or_refused, shuffled
 from course_lib.exercises.probes.ex07_mesh_step import train_on_a_mesh
 
-MESH = (2, 4)  # of q2 and q4: data, model
+MESH = (2, 4)  # of q4: data, model
 SHARE = 7  # q4: a device may hold one part in this many; its eight devices cannot hold less than one in eight
 
 
@@ -19,16 +19,16 @@ SHARE = 7  # q4: a device may hold one part in this many; its eight devices cann
 
 
 def blocks(seed: int) -> list[dict[str, object]]:
-    """q1's blocks: x (tokens, h), fused (h, 3h), out (h, h), float64; heads, and devices that divide them."""
+    """q1's blocks: x (tokens, h), fused (h, 3h), out (h, h), float32; heads, and devices that divide them."""
     rng = np.random.default_rng(seed)
     made = []
     for heads, devices in ((4, 2), (6, 3), (8, 4)):
         width = heads * int(rng.integers(2, 5))
         made.append(
             {
-                "x": rng.normal(size=(int(rng.integers(4, 8)), width)),
-                "fused": rng.normal(size=(width, 3 * width)) / 2,
-                "out": rng.normal(size=(width, width)) / 2,
+                "x": rng.normal(size=(int(rng.integers(4, 8)), width)).astype("float32"),
+                "fused": (rng.normal(size=(width, 3 * width)) / 2).astype("float32"),
+                "out": (rng.normal(size=(width, width)) / 2).astype("float32"),
                 "heads": heads,
                 "devices": devices,
             }
@@ -70,10 +70,15 @@ def _cut_and_merged(names, block):
 # q2: a row-parallel layer on a mesh
 
 
+def layer_mesh(seed: int) -> tuple[int, int]:
+    """(data, model) of q2: another one than the notebook's, along both axes."""
+    return ((3, 2), (3, 5), (5, 2), (5, 3))[np.random.default_rng([seed, 2]).integers(4)]
+
+
 def layer_inputs(seed: int) -> dict[str, np.ndarray]:
     """One device's x (b, n), kernel (n, m), bias (m,) and upstream gradient (b, m), float32. The mesh divides b, n."""
     rng = np.random.default_rng(seed)
-    data, model = MESH
+    data, model = layer_mesh(seed)
     rows, inputs, outputs = data * int(rng.integers(3, 6)), model * int(rng.integers(2, 5)), int(rng.integers(3, 7))
     shapes = {"x": (rows, inputs), "kernel": (inputs, outputs), "bias": (outputs,), "y_gradient": (rows, outputs)}
     return {name: rng.normal(size=shape).astype("float32") for name, shape in shapes.items()}
@@ -86,7 +91,7 @@ def probe_row_parallel(names, seed):
     """
     import jax
 
-    whole, (data, model) = layer_inputs(seed), MESH
+    whole, (data, model) = layer_inputs(seed), layer_mesh(seed)
     per_data = {name: np.split(whole[name], data) for name in ("x", "y_gradient")}
     x = np.stack([np.split(part, model, axis=1) for part in per_data["x"]])
     kernel = np.stack([np.split(whole["kernel"], model)] * data)
@@ -96,7 +101,7 @@ def probe_row_parallel(names, seed):
 
     def counted(kind):
         def all_reduce(array, axis):
-            sums[kind].append([axis, list(array.shape)])
+            sums[kind] += [[axis, list(np.shape(one))] for one in jax.tree.leaves(array)]
             return jax.lax.psum(array, axis)
 
         return all_reduce
@@ -159,7 +164,7 @@ def transformer_sizes(seed: int) -> dict[str, int]:
     return {
         "vocabulary": 8 * int(rng.integers(8, 25)),
         "sequence_length": 8 * int(rng.integers(2, 5)),
-        "layers": 2,
+        "layers": 3,  # the notebook shows two
         "width": 64,
     }
 
@@ -181,9 +186,9 @@ def probe_layout(names, seed):
 
 
 def buffers(seed: int) -> list[dict[str, object]]:
-    """q5's cases: layers as (numbers, trained), devices that divide none of them, and a stage."""
+    """q5's cases: layers as (numbers, trained), devices that divide none of them, and a stage; first small ones."""
     rng = np.random.default_rng(seed)
-    cases = []
+    cases = [{"layers": [(3, True), (5, True), (7, False)], "devices": 2, "stage": stage} for stage in range(4)]
     for stage in range(4):
         devices = int(rng.integers(5, 12))
         numbers = devices * rng.integers(50, 500, size=6) + rng.integers(1, devices // 2 + 1, size=6)
@@ -202,10 +207,25 @@ def probe_bytes(names, seed):
 
 
 def clusters(seed: int) -> list[dict[str, int]]:
-    """q6's cases, times a scale for bytes and a scale for devices and batch, in no particular order.
+    """q6's cases: small ones, then some times a scale for bytes and a scale for devices and batch, in no order.
 
-    Cases differ in what decides: memory, heads, machine, batch, what stays whole; the last has no mesh.
+    Of the small ones some fill the memory, one has a machine that an axis fits into and does not divide, and in one a
+    larger axis fits less. The others differ in what decides: memory, heads, machine, batch, what stays whole; the last
+    has no mesh.
     """
+    nothing = dict.fromkeys(("whole_bytes", "cut_bytes", "example_whole_bytes", "example_cut_bytes"), 0)
+    two = {"devices": 2, "machine_devices": 2, "heads": 2, "global_batch": 2, **nothing}
+    eight = {"devices": 8, "machine_devices": 8, "heads": 8, "global_batch": 8, **nothing}
+    small = [
+        two | {"cut_bytes": 4, "memory_bytes": 2},
+        two | {"global_batch": 1, "cut_bytes": 4, "memory_bytes": 2},
+        two | {"cut_bytes": 3, "memory_bytes": 1},
+        two | {"cut_bytes": 2, "example_cut_bytes": 4, "memory_bytes": 5},
+        two | {"example_cut_bytes": 3, "memory_bytes": 2},
+        two | {"global_batch": 4, "example_whole_bytes": 4, "memory_bytes": 7},
+        eight | {"cut_bytes": 16, "example_whole_bytes": 4, "memory_bytes": 16},
+        eight | {"devices": 24, "heads": 12, "global_batch": 24, "cut_bytes": 24, "memory_bytes": 8},
+    ]
     rng = np.random.default_rng(seed)
     base = {
         "devices": 16,
@@ -229,7 +249,7 @@ def clusters(seed: int) -> list[dict[str, int]]:
         {"machine_devices": 2},
     ]
     cases = [_cluster(base | changed, int(rng.integers(1, 10)), rng.uniform(0.5e9, 2e9)) for changed in special]
-    return shuffled(rng, cases)
+    return [*small, *shuffled(rng, cases)]
 
 
 def _cluster(case: dict, times: int, gigabyte: float) -> dict[str, int]:

@@ -21,7 +21,10 @@ POLICIES = ("mixed_float16", "mixed_bfloat16")  # of q4
 
 
 def gradient_sets(seed: int) -> list[dict[str, object]]:
-    """q1's cases, gradients and the largest lost share, each with something else that decides, in any order."""
+    """q1's cases, gradients and the largest lost share, each with something else that decides; small ones first.
+
+    Of the small ones one loses exactly what it may, one needs the largest scale, and one a larger than that.
+    """
     rng = np.random.default_rng(seed)
     low = -int(rng.integers(32, 36))
 
@@ -41,7 +44,9 @@ def gradient_sets(seed: int) -> list[dict[str, object]]:
         ([negative_and_large(spread(200, -34, -12))], 0.1),
         ([spread(100, -18, 2), spread(20, -20, -5)], 0.02),
     ]
-    return [{"gradients": gradients, "largest_lost_share": share} for gradients, share in shuffled(rng, cases)]
+    small = [([1, 1, 1, 2**-30], 0.25), ([0, 0, 1, 2**-30], 0.25), ([2**-64], 0.0), ([2**-65], 0.0)]
+    cases = [*(([np.array(numbers, "float32")], share) for numbers, share in small), *shuffled(rng, cases)]
+    return [{"gradients": gradients, "largest_lost_share": share} for gradients, share in cases]
 
 
 def probe_scale(names, seed):
@@ -86,6 +91,8 @@ def transitions(seed: int) -> list[dict[str, object]]:
         case(gradients(-math.inf), good_steps=growth - 1),
         case(gradients(math.nan)),
         case(gradients(math.inf), scale=1.0),
+        case(gradients(), good_steps=growth - 1, scale=largest / 2),
+        case([np.full((3, 2), math.inf, "float16"), np.full(4, math.nan, "float16")]),
     ]
     return shuffled(rng, cases)
 
@@ -111,7 +118,7 @@ def _updated(update, case):
 
 
 def overflowing_run(seed: int, replicas: int) -> dict[str, object]:
-    """A linear model's weights (3, 1), learning rate and loss scale, and five steps.
+    """A linear model's weights (4, 1), the last one its bias, learning rate and loss scale, and five steps.
 
     A step has a shard (x (local, 3), y (local, 1)) for each replica, not all of one size.
     In the second step one replica overflows that is not the first, in the fourth the
@@ -119,7 +126,7 @@ def overflowing_run(seed: int, replicas: int) -> dict[str, object]:
     counts them.
     """
     rng = np.random.default_rng(seed)
-    weights = (rng.choice([-1, 1], (3, 1)) * rng.uniform(0.5, 1, (3, 1))).astype("float32")
+    weights = (rng.choice([-1, 1], (4, 1)) * rng.uniform(0.5, 1, (4, 1))).astype("float32")
     one, another = rng.integers(1, replicas, 2)
     bad = [set(), {int(one)}, set(), {0, int(another)}, set()]
     steps = [[_shard(rng, weights, 3 + replica % 3, replica in those) for replica in range(replicas)] for those in bad]
@@ -130,7 +137,7 @@ def overflowing_run(seed: int, replicas: int) -> dict[str, object]:
 def _shard(rng, weights, rows, overflows):
     x, y = rng.uniform(0.2, 1, (rows, 3)) * rng.choice([-1, 1], (rows, 3)), 2 * rng.normal(size=(rows, 1))
     if overflows:
-        x[0] = 4096 * np.sign(weights[:, 0])
+        x[0] = 4096 * np.sign(weights[:3, 0])
     return x.astype("float32"), y.astype("float32")
 
 
@@ -143,12 +150,12 @@ def probe_replica_step(names, seed):
     run = overflowing_run(seed, strategy.num_replicas_in_sync)
     with strategy.scope():
         inputs = keras.Input((3,))
-        hidden = keras.layers.Dense(1, use_bias=False, dtype="mixed_float16")(inputs)
+        hidden = keras.layers.Dense(1, dtype="mixed_float16")(inputs)
         model = keras.Model(inputs, keras.layers.Activation("linear", dtype="float32")(hidden))
         inner = keras.optimizers.SGD(run["rate"], momentum=MOMENTUM)
         optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=run["scale"])
         optimizer.build(model.trainable_variables)
-    model.set_weights([run["weights"]])
+    model.set_weights([run["weights"][:3], run["weights"][3]])
 
     step = on_replicas(strategy, names["replica_step"])
     seen = []
@@ -158,7 +165,7 @@ def probe_replica_step(names, seed):
             returned = step(args=(model, optimizer, *per_replica(strategy, shards), global_batch))
         seen.append(
             {
-                "weights": copies_of(strategy, model.trainable_variables[0]),
+                "weights": [np.vstack(pair) for pair in zip(*(copies_of(strategy, one) for one in model.weights))],
                 "scales": [float(scale) for scale in copies_of(strategy, optimizer.dynamic_scale)],
                 "iterations": int(optimizer.iterations.numpy()),
                 "returned": [float(part) for part in local_arrays(strategy, returned)],
@@ -189,7 +196,8 @@ def counting_model(seed: int) -> dict[str, object]:
     sizes = {"features": features, "width": width, "classes": classes, "largest_count": largest}
     shapes, spreads = ((features, width), (width, width), (width, classes)), (3.0, 16.0, 1.0)
     kernels = [spread * rng.normal(size=shape) for shape, spread in zip(shapes, spreads)]
-    weights = [array.astype("float32") for kernel in kernels for array in (kernel, rng.normal(size=kernel.shape[1]))]
+    biases = [spread * rng.normal(size=kernel.shape[1]) for spread, kernel in zip((10.0, 1.0, 1.0), kernels)]
+    weights = [array.astype("float32") for pair in zip(kernels, biases) for array in pair]
     counts = rng.integers(largest // 2, largest, (4, features), endpoint=True)
     return {"sizes": sizes, "weights": weights, "counts": counts.astype("float32")}
 
@@ -204,17 +212,19 @@ def _built(mixed_model, policy, wanted):
 
     from course_lib import precision
 
-    before = keras.config.dtype_policy()
+    before, kept = keras.config.dtype_policy(), []
     try:
-        model = mixed_model(policy, **wanted["sizes"])
-        left = keras.config.dtype_policy().name
+        for other in ("mixed_bfloat16", "float32"):  # the second model is the one that is looked at
+            keras.config.set_dtype_policy(other)
+            model = mixed_model(policy, **wanted["sizes"])
+            kept.append(keras.config.dtype_policy().name == other)
     finally:
         keras.config.set_dtype_policy(before)
     model.set_weights(wanted["weights"])
     logits = model(wanted["counts"])
     return {
         "layers": {name: [computes, variables] for name, computes, variables in precision.layer_dtypes(model)},
-        "global_policy_kept": left == before.name,
+        "global_policy_kept": all(kept),
         "logits_dtype": keras.backend.standardize_dtype(logits.dtype),
         "logits": np.asarray(keras.ops.cast(logits, "float32")),
     }

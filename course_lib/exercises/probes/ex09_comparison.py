@@ -102,7 +102,7 @@ class PrecisionTrial:
 
 
 def verdicts(seed: int) -> list[dict[str, object]]:
-    """q5's cases: differences with a mean and a standard error, both in tolerances, and the verdict that they allow."""
+    """q5's cases, the verdict that differences allow: small ones, then with a mean and a standard error in tolerances."""
     rng = np.random.default_rng(seed)
     cases = [
         (0.1, 0.1, 6, "no difference"),
@@ -115,11 +115,13 @@ def verdicts(seed: int) -> list[dict[str, object]]:
         (0.02, 0.525, 5, "undecided"),
         (2.0, 0.3, 9, "worse"),
         (-2.0, 0.3, 9, "better"),
+        (1.5, 0.2, 8, "worse"),
+        (-1.5, 0.2, 8, "better"),
+        (0.5, 0.24, 5, "no difference"),
     ]
-    return [
-        {"differences": TOLERANCE * _sample(rng, *spread), "verdict": verdict}
-        for *spread, verdict in shuffled(rng, cases)
-    ]
+    drawn = [(_sample(rng, *spread), verdict) for *spread, verdict in shuffled(rng, cases)]
+    small = [([2, 3, 2, 3], "worse"), ([0, 0, 0, 0, 0, 0, 0, 0, 4], "undecided"), ([0, 0.1, 0, 0.1], "no difference")]
+    return [{"differences": TOLERANCE * np.array(sample), "verdict": verdict} for sample, verdict in [*small, *drawn]]
 
 
 def _sample(rng, mean, standard_error, count) -> np.ndarray:
