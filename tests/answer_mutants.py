@@ -98,6 +98,9 @@ class _Bare(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node):
         node.returns = None
+        return self.visit_ClassDef(node)
+
+    def visit_ClassDef(self, node):
         if ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]
         return self.generic_visit(node)

@@ -365,7 +365,7 @@ def _near_float32(policy, built, seed):
 
 
 def _policy_kept(policy, built, seed):
-    return built["global_policy_kept"] or "your function leaves another one behind"
+    return all(built["global_policy_kept"]) or "your function leaves another one behind"
 
 
 def _shorts_are(*layers):
@@ -381,7 +381,7 @@ def _shorts_are(*layers):
 
 
 _LOGITS = {"logits_dtype": forms.text, "logits": forms.any_array}
-_BUILT = {"layers": {str: (forms.text, forms.text)}, "global_policy_kept": forms.flag} | _LOGITS
+_BUILT = {"layers": {str: (forms.text, forms.text)}, "global_policy_kept": (forms.flag, forms.flag)} | _LOGITS
 DTYPES = question(
     name="q4",
     title="What stays float32",
@@ -401,7 +401,12 @@ DTYPES = question(
         "short logits": _shorts_are(*HIDDEN, "logits"),
         "counts cast": _shorts_are("rescale", *HIDDEN),
         "short squares": _shorts_are(*HIDDEN, "norm"),
-        "policy left behind": lambda answers, seed: _both(_policy_kept)(answers, seed) is not True,
+        "policy left behind": lambda answers, seed: (
+            not all(answers[policy]["global_policy_kept"][1] for policy in probes.POLICIES)
+        ),
+        "literal policy put back": lambda answers, seed: all(
+            answers[policy]["global_policy_kept"] == [False, True] for policy in probes.POLICIES
+        ),
     },
 )
 

@@ -44,9 +44,13 @@ def gradient_sets(seed: int) -> list[dict[str, object]]:
         ([negative_and_large(spread(200, -34, -12))], 0.1),
         ([spread(100, -18, 2), spread(20, -20, -5)], 0.02),
     ]
-    small = [([1, 1, 1, 2**-30], 0.25), ([0, 0, 1, 2**-30], 0.25), ([2**-64], 0.0), ([2**-65], 0.0)]
-    cases = [*(([np.array(numbers, "float32")], share) for numbers, share in small), *shuffled(rng, cases)]
-    return [{"gradients": gradients, "largest_lost_share": share} for gradients, share in cases]
+    small = [([[1, 1, 1, 2**-30]], 0.25), ([[0, 0, 1, 2**-30]], 0.25), ([[1, 1, 1, 2**-30], [1, 1]], 0.15)]
+    small += [([[2**-64]], 0.0), ([[2**-65]], 0.0)]
+    cases = [*small, *shuffled(rng, cases)]
+    return [
+        {"gradients": [np.array(gradient, "float32") for gradient in gradients], "largest_lost_share": share}
+        for gradients, share in cases
+    ]
 
 
 def probe_scale(names, seed):
@@ -224,7 +228,7 @@ def _built(mixed_model, policy, wanted):
     logits = model(wanted["counts"])
     return {
         "layers": {name: [computes, variables] for name, computes, variables in precision.layer_dtypes(model)},
-        "global_policy_kept": all(kept),
+        "global_policy_kept": kept,  # where it was another one, and where it was float32
         "logits_dtype": keras.backend.standardize_dtype(logits.dtype),
         "logits": np.asarray(keras.ops.cast(logits, "float32")),
     }

@@ -102,7 +102,7 @@ class PrecisionTrial:
 
 
 def verdicts(seed: int) -> list[dict[str, object]]:
-    """q5's cases, the verdict that differences allow: small ones, then with a mean and a standard error in tolerances."""
+    """q5's cases, the verdict that differences allow: small ones, then of a mean and a standard error in tolerances."""
     rng = np.random.default_rng(seed)
     cases = [
         (0.1, 0.1, 6, "no difference"),

@@ -13,6 +13,7 @@ from course_lib.cluster.outcome import first_cause
 from course_lib.errors import CourseError
 from course_lib.exercises.ask import WRITE_HERE, Stopped, in_one_line
 
+WATCHED = "watched_"  # begins the name of the function that calls a watched program
 LIMIT_SECONDS = 200  # some 15 s on two quiet cores, a restart included; the rest is for busy ones
 
 
@@ -66,14 +67,14 @@ def _watched(job: cluster.Job, watch: Callable) -> cluster.Job:
     program = job.program
     more = f"""
 
-        def watched_{program.function}(task, **arguments):
+        def {WATCHED}{program.function}(task, **arguments):
             from {watch.__module__} import {watch.__name__}
 
             return {watch.__name__}({program.function}, task, **arguments)
         """
     text = program.text or f"from {program.module} import {program.function}"
     watched = dataclasses.replace(
-        program, function=f"watched_{program.function}", text=text + textwrap.dedent(more), module=None
+        program, function=f"{WATCHED}{program.function}", text=text + textwrap.dedent(more), module=None
     )
     return dataclasses.replace(job, program=watched)
 
@@ -94,7 +95,7 @@ def _failure(cause: cluster.Exit | None, file: str, otherwise: str) -> Stopped:
     if not cause or not cause.error:
         return Stopped("raised", otherwise, otherwise)
     line = f"{cause.task} failed: {in_one_line(cause.error, cause.message)}"
-    if own := re.findall(rf'File "{re.escape(file)}", line (\d+), in (\w+)\n +(.*)', cause.traceback):
+    if own := re.findall(rf'File "{re.escape(file)}", line (\d+), in (?!{WATCHED})(\w+)\n +(.*)', cause.traceback):
         number, function, source = own[-1]
         line += f", in {function}, line {number} of the program: {source}"
     return Stopped("raised", line, f"{cause.error}: {cause.message}")
