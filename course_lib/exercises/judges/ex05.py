@@ -336,8 +336,8 @@ def _taken(case, width):
 
 
 def _widest(case):
-    """The largest width that stays within the budget, or REFUSED; the probe's budgets end far below 4096."""
-    return max((w for w in range(8, 4096) if _taken(case, w) <= case["budget_bytes"]), default=REFUSED)
+    """The largest width within the budget, which is a multiple of 8 as a tile is, or REFUSED; far below 8192."""
+    return max((w for w in range(8, 8192, 8) if _taken(case, w) <= case["budget_bytes"]), default=REFUSED)
 
 
 def _bytes_exact(answers, seed):

@@ -24,14 +24,15 @@ KERNELS = ("up/kernel", "down/kernel")  # of q2's block
 
 
 def corpus(seed: int) -> dict[str, object]:
-    """q1's examples, token numbers with 0 among them, in no order; buckets, each with a last batch that is not full."""
+    """q1's examples, token numbers with 0 among them, in no order; buckets, of which one fills its batches."""
     rng = np.random.default_rng(seed)
     batch, buckets = int(rng.integers(4, 7)), (8, 16, 32)
     lengths = [buckets[-1]]
     for shortest, longest, batches in zip((1, 9, 17), buckets, (3, 2, 1)):
         # A whole batch is as long as the bucket: that is where comparisons go wrong.
         own = [longest] * batch if longest < buckets[-1] else []
-        count = batch * batches + int(rng.integers(1, batch)) - (len(own) or 1)  # the longest of all is there already
+        left_over = 0 if longest == 16 else int(rng.integers(1, batch))  # the second bucket's last batch is full
+        count = batch * batches + left_over - (len(own) or 1)  # the longest of all is there already
         lengths += [*own, *rng.integers(shortest, longest, size=count).tolist()]
     examples = [rng.integers(0, 20, size=length).astype("int32") for length in shuffled(rng, lengths)]
     for example in examples:
@@ -154,7 +155,7 @@ def budgets(seed: int) -> list[dict[str, int]]:
     The first budgets are whole tiles, and one is a byte less.
     """
     rng = np.random.default_rng([seed, 1])
-    tiny = [(8, 8, 8192), (8, 8, 8191), (128, 128, 8192), (128, 24, 16384)]
+    tiny = [(8, 8, 8192), (8, 8, 8191), (128, 128, 8192), (128, 24, 16384), (8, 128, 12288), (8, 8, 409_600)]
     cases = [dict(zip(("inputs", "outputs", "budget_bytes"), one), itemsize=4) for one in tiny]
     for itemsize in (4, 2, 4):
         inputs, outputs = (int(n) for n in rng.integers(130, 1000, size=2))
@@ -210,14 +211,14 @@ CLUSTERS = (Hosts(1, 8, 1), Hosts(4, 8, 1), Hosts(2, 4, 2), Hosts(4, 2, 4), Host
 
 
 def data_set(seed: int) -> dict[str, int]:
-    """q4's data set: examples that fill no last batch, a batch that eight divides, an epoch and a seed."""
+    """q4's data set: examples that fill no last batch, a batch that eight divides, epoch and seed."""
     rng = np.random.default_rng(seed)
     batch, steps = 8 * int(rng.integers(2, 4)), int(rng.integers(4, 7))
     left_over = int(rng.integers(1, batch))
     return {
         "examples": batch * steps + left_over,
         "global_batch": batch,
-        "epoch": int(rng.integers(1, 9)),
+        "epoch": 0,  # where a product of epoch and seed forgets the seed
         "seed": int(rng.integers(1, 999)),
     }
 

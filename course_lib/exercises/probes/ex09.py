@@ -202,7 +202,7 @@ def counting_model(seed: int) -> dict[str, object]:
     kernels = [spread * rng.normal(size=shape) for shape, spread in zip(shapes, spreads)]
     biases = [spread * rng.normal(size=kernel.shape[1]) for spread, kernel in zip((10.0, 1.0, 1.0), kernels)]
     weights = [array.astype("float32") for pair in zip(kernels, biases) for array in pair]
-    counts = rng.integers(largest // 2, largest, (4, features), endpoint=True)
+    counts = rng.integers(largest // 2, largest, (4, features), endpoint=True) // np.array([[1], [2], [4], [8]])
     return {"sizes": sizes, "weights": weights, "counts": counts.astype("float32")}
 
 
