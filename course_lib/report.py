@@ -73,7 +73,7 @@ def _part(part: object, heading: str) -> str:
         )
         return f'<div class="wide"><table>{rows}</table></div>'
     if hasattr(part, "html"):
-        return part.html(130)
+        return part.html()
     raise CourseError(
         f"the section {heading!r} holds a part of type {type(part).__name__}: a part is text, a table.Table, "
         "a figure of course_lib.show, or a dict of facts."

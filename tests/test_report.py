@@ -65,7 +65,7 @@ def test_a_failed_check_is_counted_and_called_failed(text):
 def test_every_picture_is_inside_and_has_words(text):
     (picture,) = Reader(text).all("img")
     kind, data = picture["src"].split(",")
-    assert kind == "data:image/png;base64" and base64.b64decode(data).startswith(b"\x89PNG")
+    assert kind == "data:image/svg+xml;base64" and base64.b64decode(data).startswith(b"<svg ")
     assert picture["alt"] == FIGURE.caption
 
 

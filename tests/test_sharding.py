@@ -281,7 +281,7 @@ def test_a_figure_names_the_devices_of_each_block():
     assert [(bar.get_x(), bar.get_width(), bar.get_height()) for bar in axes.patches] == [
         (x, 2, 8) for x in (0, 2, 4, 6)
     ]
-    assert figure._repr_mimebundle_()[1]["image/png"]["alt"] == "Each block lies on two devices."
+    assert figure.caption == "Each block lies on two devices."
 
 
 @on_eight_devices

@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     table = "predict every row of a table with the columns of planner/runs.csv"
     add("--table", type=Path, metavar="IN.csv", help=table)
     add("--out", type=Path, metavar="OUT.csv", help="where to write that table with the predictions")
-    add("--picture", type=Path, metavar="FILE.png", help="draw memory and time by kind")
+    add("--picture", type=_svg, metavar="FILE.svg", help="draw memory and time by kind")
     add("--json", action="store_true", help="print JSON for a program")
 
 
@@ -96,11 +96,16 @@ def plan(arguments: argparse.Namespace) -> int:
         from course_lib import show
 
         try:
-            picture, _ = show.plans({str(one.layout): one for one in drawn})._repr_mimebundle_()
-            arguments.picture.write_bytes(picture["image/png"])
+            arguments.picture.write_text(show.plans({str(one.layout): one for one in drawn}).svg)
         except OSError as error:
             raise CourseError(f"{arguments.picture} cannot be written: {error.strerror}.") from None
     return 0 if fits else 1
+
+
+def _svg(name: str) -> Path:
+    if not name.endswith(".svg"):
+        raise argparse.ArgumentTypeError(f"{name} is to hold an SVG: give it a name that ends in .svg")
+    return Path(name)
 
 
 def _table(source: Path | None, target: Path | None) -> int:

@@ -15,7 +15,6 @@ from html import escape
 from course_lib.errors import CourseError
 from course_lib.table import Table
 
-DOTS_PER_INCH = 90  # small enough to be redrawn at each move of a control
 PLAY_MILLISECONDS = 600  # from one picture to the next: longer than one takes to be drawn
 WIDGET = "application/vnd.jupyter.widget-view+json"
 Values = Mapping[str, object]
@@ -46,7 +45,7 @@ class View:
 
     def _repr_html_(self) -> str:
         return (
-            self.figure.html(DOTS_PER_INCH)
+            self.figure.html()
             + Table(self.headers, self.rows)._repr_html_()
             + (f"<p>In a terminal: <code>{escape(self.command)}</code></p>" if self.command else "")
         )

@@ -17,6 +17,8 @@ QUESTIONS = {
     "workers": Choice("Do workers stay or come and go?", (STAY, COME_AND_GO)),
 }
 
+TREE = ("device", "framework", "tables", "workers", "fits", "machines")  # an order of them with few branches
+
 
 @dataclass(frozen=True)
 class Step:
@@ -70,6 +72,20 @@ def choose(fits: str, machines: str, tables: str, framework: str, device: str, w
     if device == "TPUs":
         steps.append(COMPILER)
     return steps
+
+
+def tree(**given: str) -> dict:
+    """Where answers lead: {question: {answer: lessons in their order, or another such mapping}}.
+
+    given  answers that are not asked, by their names in QUESTIONS; a question whose answers
+           all lead to the same is not asked either
+    """
+    open_questions = [name for name in TREE if name not in given]
+    if not open_questions:
+        return " → ".join(dict.fromkeys(" and ".join(step.lessons) for step in choose(**given)))
+    below = {answer: tree(**given, **{open_questions[0]: answer}) for answer in QUESTIONS[open_questions[0]].options}
+    first, *others = below.values()
+    return first if all(one == first for one in others) else {QUESTIONS[open_questions[0]].label: below}
 
 
 def planner_call(fits: str, machines: str, device: str) -> str:

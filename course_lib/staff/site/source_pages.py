@@ -54,9 +54,9 @@ def stage(checkout: Path, source: Path) -> None:
 
 
 def notebook_page(notebook: dict, path: Path) -> dict:
-    """The notebook with its Markdown and pictures made fit for a page.
+    """The notebook with its Markdown made fit for a page.
 
-    Raises  CourseError for a picture without alt text
+    Raises  CourseError for a picture that is none of `show.Figure`s, which have alt text
     """
     for number, cell in enumerate(notebook["cells"], 1):
         if cell["cell_type"] == "markdown":
@@ -65,12 +65,8 @@ def notebook_page(notebook: dict, path: Path) -> dict:
             data = output.get("data", {})
             for kind in [kind for kind in data if kind.startswith(_FOR_PROGRAMS)]:
                 del data[kind]
-        pictures = [output for output in cell.get("outputs", ()) if "image/png" in output.get("data", {})]
-        alts = [one.get("metadata", {}).get("image/png", {}).get("alt", "").strip() for one in pictures]
-        if len(alts) > 1 or alts == [""]:
-            raise CourseError(f"{path}, cell {number} shows {len(alts)} pictures; a page needs one, with alt text")
-        if alts:
-            cell["metadata"]["mystnb"] = {"image": {"alt": alts[0]}}
+            if any(kind.startswith("image/") for kind in data):
+                raise CourseError(f"{path}, cell {number} shows a picture without alt text; make it a show.Figure")
     return notebook
 
 
