@@ -4,7 +4,7 @@ BIN := .venv/bin
 SHELL := /bin/bash
 
 help:
-	@echo 'make lab        set up what is missing and open JupyterLab on the first lesson'
+	@echo 'make lab        set up what is missing and open JupyterLab on the first lesson; PORT=8890 for a port'
 	@echo 'make test       set up what is missing and test the library and every notebook'
 	@echo 'make book       set up what is missing and write the course as a web site, build/book'
 	@echo
@@ -20,7 +20,7 @@ help:
 	@echo 'make clean      remove the environments and caches; your notebooks and progress stay'
 
 lab: setup
-	@$(BIN)/course lab
+	@$(BIN)/course lab $(PORT:%=--port %)
 
 # A file's tests stay together: a notebook's cells need their kernel, in order. tests/conftest.py puts the longest first.
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 6 --dist loadfile --no-loadscope-reorder

@@ -5,6 +5,7 @@ what it needs, so that `course --help` is quick and works where nothing but this
 """
 
 import argparse
+import difflib
 import json
 import os
 import socket
@@ -22,8 +23,12 @@ PACKAGE = Path(__file__).resolve().parent
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand; return its exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] in ([], ["help"]):
+        argv = [*argv[1:2], "--help"]
     command = " ".join(["course", *argv[:1]])
     try:
+        if not argv[0].startswith("-") and argv[0] not in (*LEARNERS, *LECTURERS, *MAINTAINERS):
+            raise CourseError(f"there is no such command; {_near(argv[0])}`course --help` names all")
         arguments = _parser().parse_args(argv)
         answer = arguments.run(arguments)
         sys.stdout.flush()  # a reader that has gone is met here, and not at Python's end
@@ -55,7 +60,7 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 
 def lab(arguments: argparse.Namespace) -> int:
-    """Become JupyterLab, open on the first lesson."""
+    """Open JupyterLab on the first lesson."""
     if arguments.port is not None:
         _require_free_port(arguments.port)
     os.chdir(_checkout())
@@ -96,7 +101,12 @@ def progress(arguments: argparse.Namespace) -> int:
     """Show the points earned so far, what is open, and the next step."""
     from course_lib.progress import read
 
-    _say(read(arguments.folder or exercises_folder()), arguments.json)
+    folder = arguments.folder or exercises_folder()
+    if not folder.is_dir():
+        raise CourseError(
+            f"there is no folder {folder}; without --folder, your exercises are looked for where they are"
+        )
+    _say(read(folder), arguments.json)
     return 0
 
 
@@ -141,10 +151,11 @@ def _exercise_path(exercise: str) -> Path:
     """A file as named, or the one in exercises/ that begins so."""
     if exercise.endswith(".ipynb") or os.sep in exercise:
         return Path(exercise)
-    found = sorted(exercises_folder().glob(f"{exercise}*.ipynb"))
+    every = sorted(exercises_folder().glob("[0-9]*.ipynb"))
+    found = [path for path in every if path.stem.startswith(exercise)]
     if len(found) != 1:
-        names = ", ".join(path.stem for path in found) or "none"
-        raise CourseError(f"{len(found)} exercises begin with {exercise!r} ({names}); name one, or its file")
+        names = ", ".join(path.stem for path in found or every) or "none"
+        raise CourseError(f"{len(found)} exercises begin with {exercise!r}; name one of {names}, or its file")
     return found[0]
 
 
@@ -201,22 +212,24 @@ COMMANDS = {
 }
 LEARNERS = {
     "doctor": "say what this machine has and what each lesson will do on it",
-    "lab": "become JupyterLab, open on the first lesson",
+    "lab": "open JupyterLab on the first lesson",
     "check": "run an exercise in a fresh kernel and show its verdicts",
     "progress": "show the points earned so far, what is open, and the next step",
     "update": "bring this clone to the newest version, and keep what you wrote",
-    "program": "print a plain program for your own machines, one per way of scaling",
-    "plan": "predict memory and time of a training step on chips that need not be here",
+    "program": "print a plain program for your own machines",
+    "plan": "predict memory and time of a training step on chips not here",
     "compile": "compile a model's train step for a TPU slice that is not there",
     "cluster": "run a distributed job here, or write it for Slurm or Kubernetes",
     "certificate": "write your completion certificate",
 }
-STAFF = {
-    "grade": "grade a class: a folder, a zip or single notebooks, each in a sandbox",
-    "verify": "verify a completion certificate, and sign one whose answers are right",
-    "colab": "write self-contained notebooks for Colab, with this package inside",
+LECTURERS = {
+    "grade": "grade a class: a folder, a zip or notebooks, each in a sandbox",
+    "verify": "verify a completion certificate; sign one that is right",
+    "colab": "write self-contained notebooks for Colab, this package inside",
     "badges": "name your fork on GitHub in badges and set-up cells",
-    "book": "write lessons, exercises and the library's reference as a web site",
+    "book": "write lessons, exercises and reference as a web site",
+}
+MAINTAINERS = {
     "new-exercises": "write exercises/ from solutions/",
     "run-notebooks": "execute notebooks and store their outputs",
 }
@@ -265,15 +278,36 @@ class _LateParser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
 
+def _near(name: str) -> str:
+    """What a misspelt command may have meant, in words."""
+    near = difflib.get_close_matches(name, (*LEARNERS, *LECTURERS, *MAINTAINERS), n=1)
+    return f"perhaps you mean `course {near[0]}`; " if near else ""
+
+
+_GROUPS = {
+    "for learners": LEARNERS,
+    "for lecturers, in a checkout": LECTURERS,
+    "for maintainers, in a checkout": MAINTAINERS,
+}
+_USAGE = "course COMMAND ..."
+_EPILOG = """Examples:
+  course check 02            your answers to exercise 02, checked
+  course plan --help         what one command takes, with an example
+
+README.md is the way in; TROUBLESHOOTING.md explains every message."""
+
+
 def _parser() -> argparse.ArgumentParser:
     lines = ["Work through the distributed training course."]
-    for title, group in (("for learners", LEARNERS), ("for lecturers and maintainers, in a checkout", STAFF)):
+    for title, group in _GROUPS.items():
         lines += ["", f"{title}:", *(f"  {name:<14} {text}" for name, text in group.items())]
     plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="course", description="\n".join(lines), formatter_class=plain)
+    parser = argparse.ArgumentParser(prog="course", usage=_USAGE, description="\n".join(lines), formatter_class=plain)
+    parser.epilog = _EPILOG
     parser.add_argument("--version", action="version", version=VERSION, help="print the version and exit")
-    parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_LateParser)
-    for name in (*LEARNERS, *STAFF):
+    hidden = {"help": argparse.SUPPRESS, "required": True, "prog": "course"}  # the commands are listed above
+    parsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_LateParser, **hidden)
+    for name in (*LEARNERS, *LECTURERS, *MAINTAINERS):
         parsers.add_parser(name).name = name
     return parser
 

@@ -18,7 +18,7 @@ from course_lib.lessons import Lesson
 
 GIB = 2**30
 PROFILE_VIEWER = "tensorboard-plugin-profile"
-HELP = "A message that you do not understand? TROUBLESHOOTING.md has it, with its cause and remedy."
+HELP = "TROUBLESHOOTING.md has every message, with its cause and remedy."
 SLOW_DISK = "This folder is on Windows' disk, which WSL reads slowly; clone the course into your Linux home folder."
 NEEDED_MEMORY_BYTES = 3 * GIB  # no lesson holds more at its peak
 
@@ -43,7 +43,7 @@ class Outlook:
 
     def __str__(self) -> str:
         state = "ready" if self.ready else f"missing {', '.join(self.missing)}: {self.remedy}"
-        return f"{self.lesson:36} {self.backend:42} {state}"
+        return f"{self.lesson:35} {self.backend:37} {state}"
 
 
 @dataclass(frozen=True)

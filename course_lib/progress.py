@@ -1,6 +1,7 @@
 """A learner's progress: points of all exercises, what is open, and the next step. Standard library only."""
 
 import html
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -61,20 +62,19 @@ class Progress:
         return {**asdict(self), "points": self.points, "of": self.of, "next_step": self.next_step}
 
     def __repr__(self) -> str:
-        width = max(len(one.exercise) for one in self.exercises)
-        lines = [
-            f"{one.exercise:<{width}}  {one.points} of {one.of} points, {_checks(one.attempts)}, {_left(one)}"
-            for one in self.exercises
-        ]
-        return "\n".join([*lines, "", f"{self.points} of {self.of} points", self.next_step])
+        return f"{self._table()}\n\n{self.points} of {self.of} points\n{self.next_step}"
 
     def _repr_html_(self) -> str:
+        """The table, and the next step as a link that leads there from lessons and exercises."""
+        step = re.sub(r"exercises/\S+\.ipynb", r'<a href="../\g<0>">\g<0></a>', html.escape(self.next_step))
+        return f"{self._table(f'Your progress: {self.points} of {self.of} points')._repr_html_()}<p>{step}</p>"
+
+    def _table(self, caption: str = "") -> Table:
         rows = [
             (one.exercise, f"{one.points} of {one.of}", one.attempts, ", ".join(one.open) or "none")
             for one in self.exercises
         ]
-        caption = f"Your progress: {self.points} of {self.of} points"
-        return f"{Table(_HEADERS, rows, caption)._repr_html_()}<p>{html.escape(self.next_step)}</p>"
+        return Table(_HEADERS, rows, caption, left=(0, 3))
 
 
 def read(folder: str | Path) -> Progress:
@@ -108,11 +108,3 @@ def _right_since(exercise: str, names: set[str], checks: list[dict]) -> str | No
             if not waiting:
                 return check["time"] if isinstance(check.get("time"), str) else None
     return None
-
-
-def _checks(attempts: int) -> str:
-    return "1 check" if attempts == 1 else f"{attempts} checks"
-
-
-def _left(one: ExerciseProgress) -> str:
-    return f"open: {', '.join(one.open)}" if one.open else "complete"

@@ -20,22 +20,7 @@ from course_lib.lessons import LESSONS
 from course_lib.staff import store_outputs
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = (
-    "doctor",
-    "lab",
-    "check",
-    "progress",
-    "program",
-    "new-exercises",
-    "run-notebooks",
-    "badges",
-    "colab",
-    "compile",
-    "grade",
-    "certificate",
-    "verify",
-    "book",
-)
+COMMANDS = (*cli.LEARNERS, *cli.LECTURERS, *cli.MAINTAINERS)
 
 
 def course(*arguments: str) -> subprocess.CompletedProcess:
@@ -62,12 +47,46 @@ def test_help_holds_an_example_that_parses(capsys, command):
     cli._parser().parse_args(shlex.split(example))
 
 
-@pytest.mark.parametrize(
-    "line", ["", "nothing", "doctor --bad", "check", "lab --port 0", "lab --port 99999", "lab --port x"]
-)
+@pytest.mark.parametrize("line", ["doctor --bad", "check", "lab --port 0", "lab --port 99999", "lab --port x"])
 def test_a_mistake_in_the_call_exits_with_2(capsys, line):
     code, out, err = call(capsys, *line.split())
     assert code == 2 and "usage:" in err and out == ""
+
+
+@pytest.mark.parametrize("line", ["", "help", "--help", *(f"{name} --help" for name in COMMANDS), "cluster run --help"])
+def test_help_is_there_however_it_is_asked_for_and_80_columns_wide(capsys, monkeypatch, line):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = call(capsys, *line.split())
+    assert code == 0 and "usage: course" in out
+    assert [text for text in out.splitlines() if len(text) > 80] == []
+    if line in ("", "help"):
+        assert call(capsys, "--help")[1] == out and all(re.search(rf"^  {name} ", out, re.M) for name in COMMANDS)
+
+
+def test_help_of_a_command_is_its_own(capsys):
+    assert call(capsys, "help", "plan") == call(capsys, "plan", "--help")
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("dcotor", "perhaps you mean `course doctor`; `course --help` names all"),
+        ("nothing", "there is no such command; `course --help` names all"),
+        ("help porgress", "perhaps you mean `course progress`"),
+        ("check 99", "0 exercises begin with '99'; name one of 00_start_here, 01_one_device,"),
+        ("check 1", "2 exercises begin with '1'; name one of 10_choosing_a_strategy, 11_capstone, or"),
+        ("progress --folder /no/such", "there is no folder /no/such"),
+    ],
+)
+def test_what_is_not_there_is_said_in_one_line_with_what_is(capsys, line, said):
+    code, out, err = call(capsys, *line.split())
+    assert (code, out, err.count("\n")) == (2, "", 1) and said in err
+
+
+@pytest.mark.parametrize("line", ["doctor", "progress"])
+def test_reports_fit_80_columns(capsys, line):
+    _, out, _ = call(capsys, line)
+    assert [text for text in out.splitlines() if len(text) > 80] == []
 
 
 def test_a_reader_that_has_gone_ends_the_command_without_a_word():

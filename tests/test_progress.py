@@ -52,7 +52,7 @@ def test_all_right_leads_to_the_certificate(tmp_path):
         answer(tmp_path, exercise, *names_of(exercise))
     read = progress.read(tmp_path)
     assert read.points == read.of and "course certificate --name" in read.next_step
-    assert str(read).count("complete") == len(judges.MODULES) and "open" not in str(read)
+    assert str(read).count(" none") == len(judges.MODULES) and "q1" not in str(read)
 
 
 def test_an_exercise_is_right_since_its_last_question_was_first_right(tmp_path):
@@ -99,7 +99,9 @@ def test_a_notebook_shows_a_table_with_the_same_words(tmp_path):
     assert shown["th col"] == ["Exercise", "Points", "Checks", "Open questions"]
     assert shown["th row"] == list(judges.MODULES)
     assert shown["td"][:6] == ["4 of 4", "4", "none", "0 of 6", "0", ", ".join(names_of(SECOND))]
-    assert shown["p"] == [progress.read(tmp_path).next_step]
+    notebook = f"exercises/{SECOND}.ipynb"
+    assert "".join([*shown["p"], *shown["a"]]) == progress.read(tmp_path).next_step == f"Next: q1 in {notebook}"
+    assert f'<a href="../{notebook}">' in progress.read(tmp_path)._repr_html_()
 
 
 # What lesson 00 stores.

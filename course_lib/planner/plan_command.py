@@ -54,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--recompute", choices=RECOMPUTE, default="none", help="in the backward pass")
     add("--zero", type=int, choices=ZERO, default=0, help="ZeRO stage; 3 is FSDP")
     add("--interleave", type=int, default=1, help="chunks of the model per pipeline stage")
-    precision = "Keras' policies, or with a master copy; the chip's usual one by default"
-    add("--precision", choices=PRECISIONS, help=precision)
+    precision = f"one of {', '.join(PRECISIONS)}; the chip's usual one by default"
+    add("--precision", choices=PRECISIONS, metavar="POLICY", help=precision)
     add("--optimizer", default="adam", help=f"{', '.join(SLOTS)}; of a Keras model any that Keras knows")
     fed = "what the input pipeline delivers; enough by default"
     add("--examples-per-second", type=float, default=0, help=fed)

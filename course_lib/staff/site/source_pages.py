@@ -16,6 +16,7 @@ from course_lib.exercises.notebook_cells import read_notebook
 
 _BADGE = re.compile(r"\[!\[([^\]]*)\]\(https://colab\.[^)]*\.svg\)\]\(([^)]*)\)")
 _MODULE = re.compile(r"\]\((?:\.\./)?course_lib/([\w/]+?)(?:/__init__)?\.py\)")
+_NOTEBOOK = re.compile(r'(href="[^":]+)\.ipynb(?=["#])')  # in an output's HTML, which no page's builder reads
 
 # Forms of an output that no page can show: a verdict for programs, and a widget, which needs a kernel.
 _FOR_PROGRAMS = ("application/vnd.course.", "application/vnd.jupyter.widget-")
@@ -63,6 +64,8 @@ def notebook_page(notebook: dict, path: Path) -> dict:
             cell["source"] = _rewritten(cell["source"], "../")
         for output in cell.get("outputs", ()):
             data = output.get("data", {})
+            if "text/html" in data:
+                data["text/html"] = _NOTEBOOK.sub(r"\1.html", "".join(data["text/html"]))
             for kind in [kind for kind in data if kind.startswith(_FOR_PROGRAMS)]:
                 del data[kind]
             if any(kind.startswith("image/") for kind in data):
