@@ -15,6 +15,7 @@ from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
 
+from course_lib import views
 from course_lib.errors import CourseError
 from course_lib.lessons import LESSONS, NOTEBOOKS
 from course_lib.staff.site import build_site, reference, source_pages
@@ -362,7 +363,7 @@ def test_pages_opened_as_files_load_clean_fit_a_phone_and_can_be_used_by_all(sit
         found += [f"{path}, dark, {finding}" for finding in axe_findings(page)]
         page.set_viewport_size(DESK)
         page.emulate_media(color_scheme="light")
-        page.wait_for_function("document.documentElement.dataset.theme == 'light'")
+        page.reload()
         found += [f"{path}, light, {finding}" for finding in axe_findings(page)]
     assert found + page.wrong == []
 
@@ -401,6 +402,71 @@ def test_dark_follows_the_system_and_the_button_and_stays(book, tab):
     light.reload()
     assert light.evaluate("document.documentElement.dataset.theme") == "dark" and lightness(light) < 60
     assert axe_findings(light) + light.wrong + dark.wrong == []
+
+
+VIEWS = {
+    "all_reduce": "02_data_parallelism",
+    "staleness": "04_parameter_server",
+    "pipeline": "06_model_parallelism",
+    "formats": "09b_mixed_precision_sums_memory_float8",
+    "strategy": "10_choosing_a_strategy",
+    "memory": "10_choosing_a_strategy",
+}
+# Where each control stands after a key, and how long the page took to follow.
+PRESSED = """select => {
+  const began = performance.now();
+  select.selectedIndex += select.selectedIndex ? -1 : 1;
+  select.dispatchEvent(new Event("change"));
+  document.body.offsetHeight;
+  return performance.now() - began;
+}"""
+
+
+def test_every_view_stands_in_a_lesson():
+    assert VIEWS.keys() == set(views.__all__)
+
+
+@in_browser
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_lives_without_a_kernel(book, tab, name, capsys):
+    """Opened as a file: each control, moved by a key, leads to the state that the library itself draws."""
+    page, explorer = tab(), getattr(views, name)()
+    page.goto((book.page.parent / "notebooks" / f"{VIEWS[name]}.html").as_uri())
+    view = page.locator(f".course-view[data-view={name}][data-ready]")
+    view.wait_for()
+    offered, _ = explorer.drawn_ahead()
+    for control in explorer.controls.values():
+        select = view.get_by_label(control.label, exact=True)
+        if select.locator("option:enabled").count() == 1:
+            continue
+        before = view.inner_text()
+        select.focus()
+        page.keyboard.press("ArrowDown" if select.evaluate("select => !select.selectedIndex") else "ArrowUp")
+        assert view.inner_text() != before, control.label
+        at = [view.get_by_label(one.label, exact=True).input_value() for one in explorer.controls.values()]
+        taken = {one: offered[one][int(place)] for one, place in zip(explorer.controls, at)}
+        drawn = explorer.view(**taken)
+        assert view.locator("figcaption").inner_text() == drawn.caption == view.get_by_role("status").text_content()
+        assert view.locator("tbody tr").count() == len(drawn.rows)
+        assert view.locator("img").get_attribute("alt") == drawn.caption
+    first = view.locator("select").first
+    took = sorted(first.evaluate(PRESSED) for _ in range(9))
+    with capsys.disabled():
+        print(f" {name}: {took[4]:.1f} ms", end="")
+    assert axe_findings(page) + page.wrong == []
+
+
+@in_browser
+def test_a_view_plays_to_its_last_state_and_stops(book, tab):
+    page = tab()
+    page.clock.install()
+    page.goto((book.page.parent / "notebooks" / "02_data_parallelism.html").as_uri())
+    view = page.locator(".course-view[data-ready]")
+    view.wait_for()
+    view.get_by_role("button", name="Play rounds so far").press("Enter")
+    page.clock.run_for(10_000)
+    assert "after 6 of 6 rounds" in view.locator("figcaption").inner_text()
+    view.get_by_role("button", name="Play rounds so far").wait_for()
 
 
 @in_browser

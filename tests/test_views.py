@@ -186,6 +186,31 @@ def test_what_a_control_cannot_take_is_moved_or_refused_in_one_line():
 
 
 @each_view
+def test_what_a_page_without_a_kernel_offers_is_what_the_controls_take(make):
+    explorer = make()
+    offered, ways = explorer.drawn_ahead()
+    assert len({places for places, _ in ways}) == len(ways) < 400
+    for places, taken in ways:
+        chosen = {name: offered[name][place] for name, place in zip(offered, places)}
+        assert explorer.clamped(chosen) == taken == explorer.clamped(taken)
+        assert all(value in offered[name] for name, value in taken.items())
+
+
+def test_lessons_begin_where_a_page_without_a_kernel_can():
+    begun = []
+    for path in LESSONS.glob("*.ipynb"):
+        for cell in nbformat.read(path, as_version=4).cells:
+            *_, last = cell.source.splitlines() or [""]
+            if cell.cell_type == "code" and last.startswith("views."):
+                explorer = eval(last, {"views": views})
+                offered, _ = explorer.drawn_ahead()
+                assert all(value in offered[name] for name, value in explorer.start.items()), path
+                assert f'data-view="{explorer.name}"' in cell.outputs[-1].data["text/html"], path
+                begun.append(explorer.name)
+    assert sorted(begun) == sorted(views.__all__)
+
+
+@each_view
 def test_without_ipywidgets_the_text_and_the_picture_are_there(make, monkeypatch):
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     in_a_kernel(monkeypatch)

@@ -2,11 +2,13 @@
 
 Standard library only until something is shown: then `show` draws, and ipywidgets
 makes the controls where a kernel has it. Without it the still state is shown, which
-is complete. Only what ipywidgets 7.7 (Colab's) and 8 share is used.
+is complete; on a page of the book, states that were drawn ahead answer the controls.
+Only what ipywidgets 7.7 (Colab's) and 8 share is used.
 """
 
 import functools
 import inspect
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,11 +58,17 @@ class Choice:
     """A control that offers options.
 
     allowed  (option, values of the controls before) to whether it can be taken now; all, always, by default
+    ahead    the options on a page without a kernel; () is all
     """
 
     label: str
     options: Sequence[object]
     allowed: Callable[[object, Values], bool] = lambda option, values: True
+    ahead: Sequence[object] = ()
+    plays = False
+
+    def drawn_ahead(self, before: Sequence[Values]) -> list:
+        return list(self.ahead or self.options)
 
     def now(self, values: Values) -> list:
         return [option for option in self.options if self.allowed(option, values)]
@@ -87,6 +95,7 @@ class Range:
 
     low, high, step  numbers, or functions of the values of the controls before
     plays            has a button that moves it on by itself
+    ahead            the numbers on a page without a kernel; () is all
     """
 
     label: str
@@ -94,6 +103,12 @@ class Range:
     high: int | Callable[[Values], int]
     step: int | Callable[[Values], int] = 1
     plays: bool = False
+    ahead: Sequence[int] = ()
+
+    def drawn_ahead(self, before: Sequence[Values]) -> list[int]:
+        """The numbers that some state of the controls before, of all that `before` holds, lets it take."""
+        ranges = {self.now(values) for values in before}
+        return list(self.ahead) or sorted({n for low, high, step in ranges for n in range(low, high + 1, step)})
 
     def now(self, values: Values) -> tuple[int, int, int]:
         return tuple(bound(values) if callable(bound) else bound for bound in (self.low, self.high, self.step))
@@ -127,12 +142,20 @@ class Range:
 
 @dataclass(frozen=True)
 class LogRange:
-    """A slider for a number above 0 that moves by factors of 10**step."""
+    """A slider for a number above 0 that moves by factors of 10**step.
+
+    ahead  the numbers on a page without a kernel
+    """
 
     label: str
     low: float
     high: float
+    ahead: Sequence[float]
     step: float = 0.05
+    plays = False
+
+    def drawn_ahead(self, before: Sequence[Values]) -> list[float]:
+        return list(self.ahead)
 
     def clamped(self, value, values: Values) -> float:
         """The value, or the end that it is beyond. Raises CourseError for a value that is not a number."""
@@ -183,6 +206,27 @@ class Explorer:
         """The view before anyone touches a control."""
         return self._view(**self.start)
 
+    @property
+    def name(self) -> str:
+        return self._view.__name__
+
+    def drawn_ahead(self) -> tuple[dict[str, list], list[tuple[tuple[int, ...], dict[str, object]]]]:
+        """What a page without a kernel offers: a control's values, and where each choice of them leads.
+
+        Returns  name of a control to its values, and for each way to choose one of each, by
+                 their places, the values that the controls then take
+        """
+        offered: dict[str, list] = {}
+        ways: list[tuple[tuple[int, ...], dict[str, object]]] = [((), {})]
+        for name, control in self.controls.items():
+            offered[name] = control.drawn_ahead([taken for _, taken in ways])
+            ways = [
+                ((*places, place), {**taken, name: control.clamped(value, taken)})
+                for places, taken in ways
+                for place, value in enumerate(offered[name])
+            ]
+        return offered, [(places, taken) for places, taken in ways if all(taken[n] in offered[n] for n in offered)]
+
     def panel(self):
         """An ipywidgets.VBox: a widget per control, in their order, Play buttons, and an HTML widget with the view."""
         import ipywidgets
@@ -218,8 +262,9 @@ class Explorer:
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
         """IPython's hook: words and table for every front end, and the controls where they work."""
-        still = self.still
-        bundle = {"text/plain": repr(still), "text/html": still._repr_html_()}
+        still, start = self.still, escape(json.dumps({name: str(value) for name, value in self.start.items()}))
+        page = f'<div class="course-view" data-view="{self.name}" data-start="{start}">{still._repr_html_()}</div>'
+        bundle = {"text/plain": repr(still), "text/html": page}
         if _controls_work():
             bundle[WIDGET] = {"version_major": 2, "version_minor": 0, "model_id": self.panel().model_id}
         return bundle

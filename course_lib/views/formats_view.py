@@ -5,6 +5,22 @@ import math
 from course_lib.views.controls import Choice, LogRange, View, explorer
 
 FORMATS = ("float32", "tf32", "bfloat16", "float16", "float8_e5m2", "float8_e4m3fn")
+AHEAD = (
+    1e-46,
+    1e-40,
+    1e-8,
+    1e-7,
+    1e-5,
+    0.001,
+    0.1,
+    1.0,
+    3.0,
+    300.0,
+    65_520.0,
+    70_000.0,
+    1e6,
+    1e39,
+)  # where outcomes change
 NEIGHBOURS, MOST_TICKS = 4, 200
 
 
@@ -27,7 +43,7 @@ def spacing(one, value: float) -> float:
     return line[-1] - line[-2]
 
 
-@explorer(format=Choice("format", FORMATS), value=LogRange("value", 1e-46, 1e39))
+@explorer(format=Choice("format", FORMATS), value=LogRange("value", 1e-46, 1e39, AHEAD))
 def formats(format: str = "float16", value: float = 0.1) -> View:
     """A value as each format keeps it, and the numbers that they have around it.
 

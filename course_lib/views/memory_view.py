@@ -32,21 +32,23 @@ def _divides_heads(size, values) -> bool:
     return MODELS[values["model"]].heads % size == 0
 
 
+def _has_layers(stages, values) -> bool:
+    return stages <= MODELS[values["model"]].layers
+
+
 def _computes(precision, values) -> bool:
     return PRECISIONS[precision].format in find_chip(values["chip"]).flops_per_second
 
 
 @explorer(
-    model=Choice("model", tuple(MODELS)),
-    chip=Choice("device", CHIPS),
-    data=Choice("data (replicas)", (1, 2, 4, 8, 16, 32, 64, 128)),
-    tensor=Choice("tensor", (1, 2, 4, 8), _divides_heads),
-    pipeline=Choice(
-        "pipeline (stages)", (1, 2, 4, 8, 16), lambda stages, values: stages <= MODELS[values["model"]].layers
-    ),
+    model=Choice("model", tuple(MODELS), ahead=("gpt2-124m", "llama2-7b", "llama2-70b")),
+    chip=Choice("device", CHIPS, ahead=("h100-80gb",)),
+    data=Choice("data (replicas)", (1, 2, 4, 8, 16, 32, 64, 128), ahead=(1, 8, 64)),
+    tensor=Choice("tensor", (1, 2, 4, 8), _divides_heads, ahead=(1, 8)),
+    pipeline=Choice("pipeline (stages)", (1, 2, 4, 8, 16), _has_layers, ahead=(1, 8)),
     zero=Choice("ZeRO stage", ZERO),
-    recompute=Choice("recompute", RECOMPUTE),
-    precision=Choice("precision", tuple(PRECISIONS), _computes),
+    recompute=Choice("recompute", RECOMPUTE, ahead=("none", "full")),
+    precision=Choice("precision", tuple(PRECISIONS), _computes, ahead=("bfloat16_master",)),
 )
 def memory(
     model: str = "llama2-7b",

@@ -30,7 +30,7 @@ def _group(values) -> int:
 @explorer(
     schedule=Choice("schedule", tuple(MAKERS)),
     stages=Range("stages", 2, 6),
-    micro_batches=Range("micro-batches", _group, 12, _group),
+    micro_batches=Range("micro-batches", _group, 12, _group, ahead=(2, 4, 6, 8, 10, 12)),
 )
 def pipeline(schedule: str = "1F1B", stages: int = 4, micro_batches: int = 8) -> View:
     """What each stage does when, the share of time in which it is idle, and the micro-batches that it holds.

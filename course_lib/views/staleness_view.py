@@ -40,9 +40,9 @@ def verdict(staleness: int, rate: float) -> str:
 
 
 @explorer(
-    staleness=Range("staleness", 0, 8),
-    rate=LogRange("learning rate x curvature", 0.02, 2.5, step=0.02),
-    updates=Range("updates so far", 1, 40, plays=True),
+    staleness=Range("staleness", 0, 8, ahead=(0, 1, 2, 3, 7)),
+    rate=LogRange("learning rate x curvature", 0.02, 2.5, (0.1, 0.25, 0.5, 0.9, 1.0, 1.8), step=0.02),
+    updates=Range("updates so far", 1, 40, plays=True, ahead=(1, 2, 4, 8, 15, 30)),
 )
 def staleness(staleness: int = 1, rate: float = 0.9, updates: int = 30) -> View:
     """The weight after each update, beside the same rate without staleness.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from course_lib.errors import CourseError
-from course_lib.staff.site import reference, source_pages
+from course_lib.staff.site import reference, source_pages, view_states
 
 FOLDER = Path(__file__).parent  # of conf.py
 MARK = ".buildinfo"  # Sphinx leaves it in what it builds
@@ -57,6 +57,7 @@ def build(checkout: Path, out: Path) -> Book:
         source_pages.stage(checkout, source)
         reference.stage(checkout, source / "reference")
         _run_sphinx(source, fresh, Path(scratch))
+        view_states.stage(fresh / "_static" / "views")
         shutil.rmtree(out, ignore_errors=True)
         os.replace(fresh, out)
     files = [path for path in out.rglob("*") if path.is_file()]

@@ -6,6 +6,7 @@ which are pictures on another machine; links into the library's code, which
 become links to its reference; and what a picture lacks for those who hear the page.
 """
 
+import html
 import json
 import re
 import shutil
@@ -13,9 +14,11 @@ from pathlib import Path
 
 from course_lib.errors import CourseError
 from course_lib.exercises.notebook_cells import read_notebook
+from course_lib.lessons import NOTEBOOKS, Lesson, Part
 
 _BADGE = re.compile(r"\[!\[([^\]]*)\]\(https://colab\.[^)]*\.svg\)\]\(([^)]*)\)")
 _MODULE = re.compile(r"\]\((?:\.\./)?course_lib/([\w/]+?)(?:/__init__)?\.py\)")
+_LESSONS = re.compile(r"(?<=## Lessons\n\n)(\|.*\n)+")
 _NOTEBOOK = re.compile(r'(href="[^":]+)\.ipynb(?=["#])')  # in an output's HTML, which no page's builder reads
 
 # Forms of an output that no page can show: a verdict for programs, and a widget, which needs a kernel.
@@ -51,7 +54,7 @@ def stage(checkout: Path, source: Path) -> None:
     for name in HELP:
         (source / f"{name}.md").write_text(_rewritten((checkout / f"{name}.md").read_text(), ""))
     contents = "".join(_CONTENTS % pair for pair in CONTENTS)
-    (source / "index.md").write_text(_rewritten((checkout / "README.md").read_text(), "") + contents)
+    (source / "index.md").write_text(_front(_rewritten((checkout / "README.md").read_text(), "")) + contents)
 
 
 def notebook_page(notebook: dict, path: Path) -> dict:
@@ -71,6 +74,19 @@ def notebook_page(notebook: dict, path: Path) -> dict:
             if any(kind.startswith("image/") for kind in data):
                 raise CourseError(f"{path}, cell {number} shows a picture without alt text; make it a show.Figure")
     return notebook
+
+
+def _front(readme: str) -> str:
+    """README as a first page: a button below its first words, and the lessons as cards in place of their table."""
+    cards = "\n".join(map(_card, NOTEBOOKS.values()))
+    begin = f'<p><a class="begin" href="notebooks/{next(iter(NOTEBOOKS))}.html">Begin with lesson 00</a></p>\n\n'
+    return _LESSONS.sub(f'<div class="cards">\n{cards}\n</div>\n', readme.replace("## ", f"{begin}## ", 1))
+
+
+def _card(part: Part) -> str:
+    name, words = part.name, f"<p>{html.escape(part.question)}</p>"
+    exercise = f'<p><a href="exercises/{name}.html">Exercise {part.number}</a></p>' if isinstance(part, Lesson) else ""
+    return f'<div><a href="notebooks/{name}.html">{part.number} {html.escape(part.title)}</a>{words}{exercise}</div>'
 
 
 def anchor(title: str) -> str:

@@ -1,0 +1,50 @@
+"""The states of the views, drawn ahead for pages without a kernel. Needs matplotlib; static/views.js reads them."""
+
+import base64
+import concurrent.futures
+import gzip
+import json
+from pathlib import Path
+
+from course_lib import views
+
+
+def stage(folder: Path) -> None:
+    """Write folder/NAME.js for each view, drawn by two processes."""
+    folder.mkdir(parents=True)
+    with concurrent.futures.ProcessPoolExecutor(2) as pool:
+        for name, text in zip(views.__all__, pool.map(script, views.__all__)):
+            (folder / f"{name}.js").write_text(text)
+
+
+def script(name: str) -> str:
+    """A script that hands one view's states to the page: compressed, since a page in a file may fetch nothing."""
+    packed = gzip.compress(json.dumps(states(name)).encode(), mtime=0)
+    return f'courseView("{name}", "{base64.b64encode(packed).decode()}");\n'
+
+
+def states(name: str) -> dict:
+    """What a page needs of a view.
+
+    Returns  controls: label, values as text, and whether it plays; places: the values' places,
+             joined by commas, to a state's number; states: the places that its controls then
+             have, and its picture, caption and table as HTML
+    """
+    explorer = getattr(views, name)()
+    offered, ways = explorer.drawn_ahead()
+    places, drawn = {}, {}
+    for chosen, taken in ways:
+        at = tuple(offered[control].index(value) for control, value in taken.items())
+        if at not in drawn:
+            drawn[at] = {"at": at, "html": explorer.view(**taken)._repr_html_()}
+        places[",".join(map(str, chosen))] = list(drawn).index(at)
+    controls = [
+        {
+            "name": name,
+            "label": control.label,
+            "values": [f"{v:.6g}" if isinstance(v, float) else str(v) for v in offered[name]],
+            "plays": control.plays,
+        }
+        for name, control in explorer.controls.items()
+    ]
+    return {"controls": controls, "places": places, "states": list(drawn.values())}
