@@ -5,13 +5,13 @@ what it needs, so that `course --help` is quick and works where nothing but this
 """
 
 import argparse
-import difflib
 import json
 import os
 import socket
 import sys
 from pathlib import Path
 
+from course_lib import command_list
 from course_lib.errors import CourseError
 
 VERSION = "0.1.0"  # pyproject.toml has the same
@@ -27,8 +27,8 @@ def main(argv: list[str] | None = None) -> int:
         argv = [*argv[1:2], "--help"]
     command = " ".join(["course", *argv[:1]])
     try:
-        if not argv[0].startswith("-") and argv[0] not in (*LEARNERS, *LECTURERS, *MAINTAINERS):
-            raise CourseError(f"there is no such command; {_near(argv[0])}`course --help` names all")
+        if not argv[0].startswith("-") and argv[0] not in command_list.NAMES:
+            raise CourseError(f"there is no such command; {command_list.near(argv[0])}`course --help` names all")
         arguments = _parser().parse_args(argv)
         answer = arguments.run(arguments)
         sys.stdout.flush()  # a reader that has gone is met here, and not at Python's end
@@ -77,6 +77,7 @@ def lab_command(port: int | None, browser: bool) -> list[str]:
     command = [sys.executable, "-m", "jupyterlab", "--ServerApp.root_dir=.", f"--LabApp.default_url={FIRST_PAGE}"]
     settings = Path(__file__).with_name("lab")  # whole names in the list of lessons, and no question about news
     command += ["--ip=127.0.0.1", f"--LabApp.app_settings_dir={settings}"]
+    command += [f"--LabApp.extra_labextensions_path={settings / 'extensions'}"]  # our own, of one file
     command += [] if port is None else [f"--port={port}", "--ServerApp.port_retries=0"]
     command += [] if browser else ["--no-browser"]
     # Containers run as root, where Jupyter refuses to start; loopback and its token still guard it.
@@ -210,29 +211,6 @@ COMMANDS = {
     "program": (program, _add_program, "course program multi-worker-loop"),
     "update": (update, lambda parser: None, "course update"),
 }
-LEARNERS = {
-    "doctor": "say what this machine has and what each lesson will do on it",
-    "lab": "open JupyterLab on the first lesson",
-    "check": "run an exercise in a fresh kernel and show its verdicts",
-    "progress": "show the points earned so far, what is open, and the next step",
-    "update": "bring this clone to the newest version, and keep what you wrote",
-    "program": "print a plain program for your own machines",
-    "plan": "predict memory and time of a training step on chips not here",
-    "compile": "compile a model's train step for a TPU slice that is not there",
-    "cluster": "run a distributed job here, or write it for Slurm or Kubernetes",
-    "certificate": "write your completion certificate",
-}
-LECTURERS = {
-    "grade": "grade a class: a folder, a zip or notebooks, each in a sandbox",
-    "verify": "verify a completion certificate; sign one that is right",
-    "colab": "write self-contained notebooks for Colab, this package inside",
-    "badges": "name your fork on GitHub in badges and set-up cells",
-    "book": "write lessons, exercises and reference as a web site",
-}
-MAINTAINERS = {
-    "new-exercises": "write exercises/ from solutions/",
-    "run-notebooks": "execute notebooks and store their outputs",
-}
 
 
 def _found(name: str) -> tuple:
@@ -270,7 +248,8 @@ class _LateParser(argparse.ArgumentParser):
         """As argparse has it."""
         if self.name:
             run, add, example = _found(self.name)
-            self.description, self.epilog = run.__doc__ if run else LEARNERS[self.name], f"Example: {example}"
+            self.description = run.__doc__ if run else command_list.LEARNERS[self.name]
+            self.epilog = f"Example: {example}"
             self.name = ""
             if run:  # the ways of `course cluster` have their own
                 self.set_defaults(run=run)
@@ -278,36 +257,14 @@ class _LateParser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
 
-def _near(name: str) -> str:
-    """What a misspelt command may have meant, in words."""
-    near = difflib.get_close_matches(name, (*LEARNERS, *LECTURERS, *MAINTAINERS), n=1)
-    return f"perhaps you mean `course {near[0]}`; " if near else ""
-
-
-_GROUPS = {
-    "for learners": LEARNERS,
-    "for lecturers, in a checkout": LECTURERS,
-    "for maintainers, in a checkout": MAINTAINERS,
-}
-_USAGE = "course COMMAND ..."
-_EPILOG = """Examples:
-  course check 02            your answers to exercise 02, checked
-  course plan --help         what one command takes, with an example
-
-README.md is the way in; TROUBLESHOOTING.md explains every message."""
-
-
 def _parser() -> argparse.ArgumentParser:
-    lines = ["Work through the distributed training course."]
-    for title, group in _GROUPS.items():
-        lines += ["", f"{title}:", *(f"  {name:<14} {text}" for name, text in group.items())]
     plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="course", usage=_USAGE, description="\n".join(lines), formatter_class=plain)
-    parser.epilog = _EPILOG
+    texts = {"usage": "course COMMAND ...", "description": command_list.described(), "epilog": command_list.EPILOG}
+    parser = argparse.ArgumentParser(prog="course", formatter_class=plain, **texts)
     parser.add_argument("--version", action="version", version=VERSION, help="print the version and exit")
     hidden = {"help": argparse.SUPPRESS, "required": True, "prog": "course"}  # the commands are listed above
     parsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_LateParser, **hidden)
-    for name in (*LEARNERS, *LECTURERS, *MAINTAINERS):
+    for name in command_list.NAMES:
         parsers.add_parser(name).name = name
     return parser
 

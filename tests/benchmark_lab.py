@@ -19,7 +19,7 @@ from course_lib import views
 # When the event that moves a control comes, and when the view's next picture is on the page.
 WATCH = """shown => {
   window.reactions = [];
-  const controls = shown.closest(".widget-vbox");
+  const controls = shown.closest(".course-panel");
   for (const kind of ["change", "keydown"])
     controls.addEventListener(kind, event => { window.moved = event.timeStamp; }, true);
   new MutationObserver(async () => {

@@ -157,5 +157,10 @@ def follow(page: Page, name: str) -> None:
 
 def save(page: Page) -> None:
     """Save the open notebook by the keyboard, and wait until it is on disk."""
+    context = "jupyterapp.shell.currentWidget.context"
+    page.evaluate(f"""() => {{
+      window.saved = false;
+      {context}.saveState.connect((_, state) => {{ saved ||= state === "completed"; }});
+    }}""")
     page.keyboard.press("Control+S")
-    page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
+    page.wait_for_function("() => saved")

@@ -21,7 +21,11 @@ TAUGHT = (
     ("pipeline", "accumulate"),  # 06, 08
     ("planner", "views", "report"),  # 10, 11
 )
-ORDER = (*TAUGHT, ("lessons", "exercises", "progress", "doctor"), ("bootstrap", "update", "staff", "cli"))
+ORDER = (
+    *TAUGHT,
+    ("lessons", "exercises", "progress", "doctor"),
+    ("bootstrap", "update", "staff", "command_list", "cli"),
+)
 ROOMS = tuple(room for floor in ORDER for room in floor)
 DRAWING = {"matplotlib": "show", "ipywidgets": "views"}  # a library, and the one module that may import it
 MAY_READ_ENVIRONMENT = {"devices", "cluster", "cli", "bootstrap"}

@@ -48,6 +48,7 @@ def test_a_learners_first_hours(tmp_path):
             a_lesson_runs_without_a_red_cell(page, lesson)
             its_exercise_says_what_is_wrong_and_counts_what_is_right(page, course, lesson)
         a_view_follows_its_controls(page)
+        what_was_only_run_is_no_work_to_save(page, course)
         lesson_00_shows_the_points_and_a_reload_keeps_the_work(page)
 
 
@@ -72,7 +73,6 @@ def a_lesson_runs_without_a_red_cell(page, lesson):
     cells = run_all(page)
     red = [cell["source"] for cell in cells if any(output["output_type"] == "error" for output in cell["outputs"])]
     assert red == [cell["source"] for cell in cells if store_outputs.RAISES in cell["tags"]]
-    save(page)
 
 
 def its_exercise_says_what_is_wrong_and_counts_what_is_right(page, course, lesson):
@@ -108,9 +108,31 @@ def a_view_follows_its_controls(page):
     cell.get_by_role("slider").last.press("ArrowLeft")
     expect(cell.locator("figcaption")).not_to_have_text(second["caption"])
     third = seen(cell)
-    cell.locator(".widget-play button").first.press("Enter")
+    cell.get_by_role("button", name="Play rounds so far").press("Enter")
     expect(cell.locator("figcaption")).to_contain_text("after 4 of 4 rounds")  # the tree's last
     assert all(len({first[part], second[part], third[part]}) == 3 for part in first)
+
+
+def what_was_only_run_is_no_work_to_save(page, course):
+    """The files of the lessons are as they came, and one closes without a question; one written in asks."""
+    for lesson in WRONG:
+        name = f"{lesson}.ipynb"
+        assert (course / "notebooks" / name).read_bytes() == (ROOT / "notebooks" / name).read_bytes()
+    page.keyboard.press("Escape")
+    menu(page, "File", "Close Tab")
+    page.wait_for_function(
+        "() => jupyterapp.shell.currentWidget?.context?.path !== 'notebooks/02_data_parallelism.ipynb'"
+    )
+    assert page.locator(".jp-Dialog").count() == 0
+
+    page.locator(".jp-DirListing-itemText", has_text="01_one_device.ipynb").dblclick()
+    opened(page, "notebooks/01_one_device.ipynb")
+    run_cell(page, "# @title Set-up", "1 + 1")
+    menu(page, "File", "Close Tab")
+    page.locator(".jp-Dialog").get_by_role("button", name="Discard").click()
+    assert (course / "notebooks/01_one_device.ipynb").read_bytes() == (
+        ROOT / "notebooks/01_one_device.ipynb"
+    ).read_bytes()
 
 
 def seen(cell) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The views: their numbers come from the lessons' functions, their controls move them, and they work without any."""
 
 import argparse
+import asyncio
 import json
 import math
 import random
@@ -23,6 +24,7 @@ from course_lib.errors import CourseError
 from course_lib.planner import plan_command
 from course_lib.staff import store_outputs
 from course_lib.views import controls, formats_view, memory_view, pipeline_view, staleness_view, strategy_view
+from course_lib.views import explorer as views_explorer
 
 LESSONS = Path(__file__).parents[1] / "notebooks"
 MAKERS = {name: getattr(views, name) for name in views.__all__}
@@ -118,10 +120,35 @@ def test_shown_twice_it_is_the_same(make):
 # Controls
 
 
+def parts(explorer):
+    """The widgets of a panel: those of its box of controls, and the view."""
+    box, shown = explorer.panel().children
+    return box.children, shown
+
+
+def test_play_waits_for_each_picture_and_ends_at_the_last(monkeypatch):
+    (_, _, rounds, play), shown = parts(views.all_reduce(round=4))
+    captions = []
+    shown.observe(lambda change: captions.append(change["new"]), names="value")
+    monkeypatch.setattr(controls, "PLAY_SECONDS", 0)
+
+    async def pressed(until):
+        play.value = True
+        while play.value and not until():
+            await asyncio.sleep(0)
+        play.value = False
+        await asyncio.sleep(0.01)
+
+    asyncio.run(pressed(lambda: False))
+    assert (rounds.value, len(captions)) == (6, 2) and "after 6 of 6" in shown.value
+    asyncio.run(pressed(lambda: rounds.value == 2))  # from the start again, and stopped on the way
+    assert rounds.value in (2, 3) and f"after {rounds.value} of 6" in shown.value
+
+
 @each_view
 def test_moving_a_control_changes_what_is_shown(make):
     explorer = make()
-    *widgets, shown = explorer.panel().children
+    widgets, shown = parts(explorer)
     assert shown.value == explorer.still._repr_html_()
     for widget, (name, control) in zip(widgets, explorer.controls.items()):
         assert widget.description == control.label
@@ -139,7 +166,7 @@ def test_moving_a_control_changes_what_is_shown(make):
 def test_a_panel_follows_any_jump(make):
     """Values as a front end sends them, in any order: dependent ranges move along, and nothing fails."""
     explorer = make()
-    *widgets, shown = explorer.panel().children
+    widgets, shown = parts(explorer)
     for values in states(explorer, 5):
         for name, widget in zip(explorer.controls, widgets):
             if isinstance(explorer.controls[name], controls.Choice):
@@ -152,7 +179,7 @@ def test_a_panel_follows_any_jump(make):
 
 
 def test_a_range_that_another_control_sets_moves_with_it():
-    algorithm, workers, rounds, _, shown = views.all_reduce(workers=8, round=14).panel().children
+    (algorithm, workers, rounds, _), shown = parts(views.all_reduce(workers=8, round=14))
     assert (rounds.value, rounds.max) == (14, 14)
     workers.value = 2
     assert (rounds.value, rounds.max) == (2, 2)
@@ -162,7 +189,7 @@ def test_a_range_that_another_control_sets_moves_with_it():
 
 
 def test_options_that_another_control_rules_out_are_not_offered():
-    *widgets, _ = views.memory(model="llama2-7b", tensor=8, precision="float8_master").panel().children
+    widgets, _ = parts(views.memory(model="llama2-7b", tensor=8, precision="float8_master"))
     model, chip, _, tensor, *_, precision_now = widgets
     chip.value, model.value = "v100-32gb", "gpt2-124m"  # no bfloat16 or float8 there; 12 heads
     assert tensor.value == 4 and 8 not in tensor.options
@@ -221,7 +248,7 @@ def test_in_a_kernel_the_controls_come_too(monkeypatch):
     need("ipywidgets")  # before the kernel is feigned: version 7 would look for its comms when imported
     in_a_kernel(monkeypatch)
     bundle = views.all_reduce()._repr_mimebundle_()
-    assert bundle[controls.WIDGET]["model_id"] and "<table>" in bundle["text/html"]
+    assert bundle[views_explorer.WIDGET]["model_id"] and "<table>" in bundle["text/html"]
 
 
 def in_a_kernel(monkeypatch):
@@ -231,8 +258,8 @@ def in_a_kernel(monkeypatch):
 
 
 def test_a_stored_notebook_keeps_words_and_picture_and_no_widget():
-    data = {"text/plain": "words", "text/html": "<p>words</p>", controls.WIDGET: {"model_id": "1"}}
-    output = nbformat.v4.new_output("execute_result", data, metadata={controls.WIDGET: {}}, execution_count=1)
+    data = {"text/plain": "words", "text/html": "<p>words</p>", views_explorer.WIDGET: {"model_id": "1"}}
+    output = nbformat.v4.new_output("execute_result", data, metadata={views_explorer.WIDGET: {}}, execution_count=1)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("views.memory()", outputs=[output])])
     notebook.metadata.widgets = {"application/vnd.jupyter.widget-state+json": {"state": {}}}
     cleaned = store_outputs.clean(notebook, "x")

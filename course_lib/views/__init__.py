@@ -1,7 +1,7 @@
 """Six views to play with, each whole in its still state and driven by the functions that the lessons prove.
 
 Standard library only until one is shown. Calling a name gives a
-`controls.Explorer`: `views.all_reduce()` at a cell's end shows it, and
+`explorer.Explorer`: `views.all_reduce()` at a cell's end shows it, and
 `views.all_reduce(workers=8).still` is that one state as a picture and a table.
 """
 

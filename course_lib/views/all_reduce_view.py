@@ -2,7 +2,8 @@
 
 import functools
 
-from course_lib.views.controls import Choice, Range, View, explorer
+from course_lib.views.controls import Choice, Range
+from course_lib.views.explorer import View, explorer
 
 BUFFER_BYTES = 840  # what 2 to 8 workers divide alike
 ALGORITHMS = ("naive", "tree", "ring")

@@ -2,7 +2,8 @@
 
 import math
 
-from course_lib.views.controls import Choice, LogRange, View, explorer
+from course_lib.views.controls import Choice, LogRange
+from course_lib.views.explorer import View, explorer
 
 FORMATS = ("float32", "tf32", "bfloat16", "float16", "float8_e5m2", "float8_e4m3fn")
 AHEAD = (

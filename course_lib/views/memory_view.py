@@ -4,7 +4,8 @@ from course_lib import planner
 from course_lib.planner.layout import PRECISIONS, RECOMPUTE, ZERO
 from course_lib.planner.plan_command import MODELS
 from course_lib.planner.rented_chips import GIB, TPU, find_chip
-from course_lib.views.controls import Choice, View, explorer
+from course_lib.views.controls import Choice
+from course_lib.views.explorer import View, explorer
 
 MICRO_BATCHES = 16  # that each replica takes one after another in a step: more than any pipeline here has stages
 CHIPS = tuple(

@@ -3,7 +3,8 @@
 from fractions import Fraction
 
 from course_lib import pipeline as schedules
-from course_lib.views.controls import Choice, Range, View, explorer
+from course_lib.views.controls import Choice, Range
+from course_lib.views.explorer import View, explorer
 
 CHUNKS = 2  # of each stage, when interleaved
 MAKERS = {

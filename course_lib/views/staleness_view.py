@@ -2,7 +2,8 @@
 
 import math
 
-from course_lib.views.controls import LogRange, Range, View, explorer
+from course_lib.views.controls import LogRange, Range
+from course_lib.views.explorer import View, explorer
 
 MOST_ROWS = 10
 FLAT = 1e-9  # a rate so near to a border counts as on it

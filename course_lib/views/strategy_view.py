@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from course_lib.views.controls import Choice, View, explorer
+from course_lib.views.controls import Choice
+from course_lib.views.explorer import View, explorer
 
 YES, ACTIVATIONS, STATES = "yes", "all but its activations", "no"
 DENSE, TABLES = "dense", "large embedding tables"

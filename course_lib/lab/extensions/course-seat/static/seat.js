@@ -1,0 +1,58 @@
+// What `course lab` adds to JupyterLab: prose of about 80 characters, listings and tables that scroll, names for
+// sliders, and no question at closing a notebook that was only read and run.
+var _JUPYTERLAB = globalThis._JUPYTERLAB ?? {};
+{
+  const STYLE = `
+    .jp-Notebook .jp-RenderedMarkdown > :is(p, ul, ol, blockquote) { max-width: 80ch; }
+    .jp-OutputArea-output figure { margin: 0.5em 0; max-width: 80ch; }
+    .jp-OutputArea-output figcaption { margin-top: 0.5em; }
+    .jp-RenderedText pre { white-space: pre; word-break: normal; overflow-x: auto; }
+    .jp-OutputArea-output.jp-RenderedHTMLCommon { overflow-x: auto; }
+    .jp-RenderedHTMLCommon th[scope="row"] { position: sticky; left: 0; background: var(--jp-layout-color1); }
+    .course-panel .jp-RenderedHTMLCommon table { margin: 0.5em 0; }
+    .course-panel .widget-html-content, .course-panel :is(th, td) { line-height: 1.4; }
+    body[data-jp-theme-light="false"] { color-scheme: dark; }
+  `;
+
+  // A slider's handle has a role and no name (ipywidgets issue 3859).
+  const nameSliders = () => {
+    for (const handle of document.querySelectorAll(".widget-slider .noUi-handle:not([aria-label])")) {
+      const label = handle.closest(".widget-slider").querySelector(".widget-label");
+      handle.setAttribute("aria-label", label.textContent);
+    }
+  };
+
+  const text = (model) => JSON.stringify(Array.from(model.cells, (cell) => [cell.type, cell.sharedModel.source]));
+
+  // Outputs alone are no work to save: a lesson that was run stays as it came, for git too.
+  const watched = new WeakSet();
+  const watch = async (panel) => {
+    const { context } = panel;
+    if (watched.has(panel) || !context?.model?.cells) return;
+    watched.add(panel);
+    await context.ready;
+    let kept = text(context.model);
+    const settle = () => {
+      if (context.model.dirty && text(context.model) === kept) context.model.dirty = false;
+    };
+    context.saveState.connect((_, state) => {
+      if (state === "completed") kept = text(context.model);
+    });
+    context.model.stateChanged.connect(settle);
+    settle();
+  };
+
+  const plugin = {
+    id: "course-seat:plugin",
+    autoStart: true,
+    activate: (app) => {
+      document.head.append(Object.assign(document.createElement("style"), { textContent: STYLE }));
+      new MutationObserver(nameSliders).observe(document.body, { childList: true, subtree: true });
+      app.shell.layoutModified.connect(() => {
+        for (const panel of app.shell.widgets("main")) watch(panel);
+      });
+    },
+  };
+
+  _JUPYTERLAB["course-seat"] = { init: () => {}, get: async () => () => plugin };
+}
