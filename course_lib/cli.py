@@ -87,14 +87,16 @@ def lab_command(port: int | None, browser: bool) -> list[str]:
 def check(arguments: argparse.Namespace) -> int:
     """Run an exercise in a fresh kernel and show its verdicts."""
     from course_lib.exercises.run_notebook import check_notebook
+    from course_lib.waiting import waiting
 
-    verdicts = check_notebook(_exercise_path(arguments.exercise))
+    path, told = _exercise_path(arguments.exercise), lambda verdict: print(f"{verdict.message}\n", flush=True)
+    with waiting(f"checking {path.stem}") as at:
+        verdicts = check_notebook(path, (lambda verdict: None) if arguments.json else told, at)
     if arguments.json:
         print(json.dumps([verdict.as_dict() for verdict in verdicts], indent=2))
     else:
-        print("\n\n".join(verdict.message for verdict in verdicts))
         earned, of = sum(verdict.points for verdict in verdicts), sum(verdict.of for verdict in verdicts)
-        print(f"\n{earned} of {of} points")
+        print(f"{earned} of {of} points")
     return 0 if all(verdict.right for verdict in verdicts) else 1
 
 

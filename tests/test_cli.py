@@ -1,5 +1,6 @@
 """The `course` command, as a person types it: answers, exit codes, and no traceback."""
 
+import io
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ import nbformat
 import pytest
 from installed import need
 
-from course_lib import cli, command_list, devices, doctor
+from course_lib import cli, command_list, devices, doctor, waiting
 from course_lib.lessons import LESSONS
 from course_lib.staff import store_outputs
 
@@ -264,7 +266,8 @@ def test_check_exits_with_0_only_when_all_is_right(capsys, monkeypatch):
     right = Verdict("q1", "One", True, 1, 1)
     wrong = Verdict("q2", "Two", False, 0, 2, problem="is blank")
     for verdicts, expected in (([right], 0), ([right, wrong], 1)):
-        monkeypatch.setattr(run_notebook, "check_notebook", lambda path, verdicts=verdicts: verdicts)
+        told = lambda path, tell, at, verdicts=verdicts: [tell(verdict) for verdict in verdicts] and verdicts  # noqa: E731
+        monkeypatch.setattr(run_notebook, "check_notebook", told)
         code, out, _ = call(capsys, "check", "x.ipynb")
         assert code == expected and all(verdict.message in out for verdict in verdicts)
         assert f"1 of {sum(verdict.of for verdict in verdicts)} points" in out
@@ -338,3 +341,51 @@ def test_run_notebooks_refuses_what_is_not_json(capsys, tmp_path):
     (tmp_path / "x.ipynb").write_text("{")
     code, _, err = call(capsys, "run-notebooks", tmp_path / "x.ipynb")
     assert code == 2 and "is not JSON" in err and err.count("\n") == 1
+
+
+# A line to wait by
+
+
+class Terminal(io.StringIO):
+    """A terminal's stderr; `told` is set once a line is there that says where the work is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = threading.Event()
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if "cell 3 of 20, " in text:
+            self.told.set()
+        return super().write(text)
+
+
+def test_a_terminal_is_told_what_goes_on_and_is_clean_at_the_end(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(waiting, "FIRST_SECONDS", 0.01)
+    with waiting.waiting("checking 00") as at:
+        at("cell 3 of 20")
+        assert terminal.told.wait(60)
+    assert re.search(r"checking 00, cell 3 of 20, \d+ s", terminal.getvalue())
+    assert terminal.getvalue().endswith("\r\033[K")
+
+
+def test_a_file_is_told_nothing(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with waiting.waiting("checking 00") as at:
+        at("cell 3 of 20")
+    assert sys.stderr.getvalue() == ""
+
+
+def test_a_verdict_is_told_when_it_is_known(monkeypatch):
+    """The first before the cells of the second have run."""
+    from course_lib.exercises import run_notebook
+
+    events, take = [], run_notebook._Run.take
+    monkeypatch.setattr(run_notebook._Run, "take", lambda run, cell: (events.append("cell"), take(run, cell))[1])
+    run_notebook.check_notebook(ROOT / "exercises/00_start_here.ipynb", lambda verdict: events.append(verdict.question))
+    assert [event for event in events if event != "cell"] == ["q1", "q2", "q3", "q4"]
+    assert all("cell" in events[events.index(f"q{n}") : events.index(f"q{n + 1}")] for n in (1, 2, 3))

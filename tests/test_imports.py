@@ -23,7 +23,7 @@ TAUGHT = (
 )
 ORDER = (
     *TAUGHT,
-    ("lessons", "exercises", "progress", "doctor"),
+    ("lessons", "exercises", "progress", "doctor", "waiting"),
     ("bootstrap", "update", "staff", "command_list", "cli"),
 )
 ROOMS = tuple(room for floor in ORDER for room in floor)

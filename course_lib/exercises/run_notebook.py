@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from course_lib.errors import CourseError
@@ -20,8 +21,15 @@ from course_lib.exercises.verdict import Verdict
 CELL_SECONDS = 600
 
 
-def check_notebook(path: str | Path) -> list[Verdict]:
+def check_notebook(
+    path: str | Path,
+    told: Callable[[Verdict], None] = lambda verdict: None,
+    at: Callable[[str], None] = lambda words: None,
+) -> list[Verdict]:
     """Run a notebook in a fresh kernel and judge every question of its exercise.
+
+    told     takes each verdict as soon as it is known; once more if a later check changes it
+    at       takes where the run is, in words
 
     Returns  one verdict per question, in order; a right answer counts wherever
              in the notebook it was right
@@ -31,14 +39,24 @@ def check_notebook(path: str | Path) -> list[Verdict]:
     cells = read_notebook(path)["cells"]
     exercise = _exercise_name(cells, path)
     questions = judges.questions(exercise)
-    run = _run(cells, path.parent, exercise, [question.name for question in questions])
-    return [
-        dataclasses.replace(
-            run.verdicts.get(question.name) or _unchecked(question, run),
-            notes=tuple(answer_notes(question, cells, run.errors)),
-        )
-        for question in questions
-    ]
+    said: dict[str, Verdict] = {}
+
+    def tell(question: Question, run: _Run, verdict: Verdict) -> None:
+        verdict = dataclasses.replace(verdict, notes=tuple(answer_notes(question, cells, run.errors)))
+        if said.get(question.name) != verdict:
+            said[question.name] = verdict
+            told(verdict)
+
+    def look(run: _Run) -> None:
+        at(f"cell {min(run.number + 1, len(cells))} of {len(cells)}")
+        for question in questions:
+            if not run.is_open(question.name):
+                tell(question, run, run.verdicts[question.name])
+
+    run = _run(cells, path.parent, exercise, [question.name for question in questions], look)
+    for question in questions:
+        tell(question, run, run.verdicts.get(question.name) or _unchecked(question, run))
+    return [said[question.name] for question in questions]
 
 
 def _exercise_name(cells: list[dict], path: Path) -> str:
@@ -79,7 +97,7 @@ class _Run:
         return question not in self.verdicts or self.verdicts[question].is_missing
 
 
-def _run(cells: list[dict], folder: Path, exercise: str, questions: list[str]) -> _Run:
+def _run(cells: list[dict], folder: Path, exercise: str, questions: list[str], look: Callable[[_Run], None]) -> _Run:
     import nbformat
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
@@ -91,6 +109,7 @@ def _run(cells: list[dict], folder: Path, exercise: str, questions: list[str]) -
             run.number += 1
             client.execute_cell(cell, run.number - 1)
             run.take(cell)
+            look(run)
 
     try:
         with client.setup_kernel(cleanup_kc=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):

@@ -10,6 +10,7 @@ from pathlib import Path
 from course_lib.errors import CourseError
 from course_lib.staff.certificate import certificate_command
 from course_lib.staff.grade import grade_command
+from course_lib.waiting import waiting
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -33,7 +34,9 @@ def run_notebooks(arguments: argparse.Namespace) -> int:
     for number, path in enumerate(paths, 1):
         print(f"[{number}/{len(paths)}] {path.name}", flush=True)
         try:
-            print(f"  {execute(path, store=not arguments.check)}", flush=True)
+            with waiting(path.stem):
+                executed = execute(path, store=not arguments.check)
+            print(f"  {executed}", flush=True)
         except CellFailed as failure:
             failures += 1
             print(f"  {failure}", flush=True)
@@ -74,7 +77,9 @@ def book(arguments: argparse.Namespace) -> int:
     """Write lessons, exercises and the library's reference as a web site, to read in a browser."""
     from course_lib.staff.site import build
 
-    print(build(CHECKOUT, arguments.out or CHECKOUT / "build" / "book"))
+    with waiting("writing the book: about a minute") as at:
+        written = build(CHECKOUT, arguments.out or CHECKOUT / "build" / "book", at)
+    print(written)
     return 0
 
 

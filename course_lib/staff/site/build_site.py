@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,10 +39,11 @@ class Book:
         return f"{self.page}: {self.pages} pages, {size}, in {self.seconds:.0f} s; open it in a browser"
 
 
-def build(checkout: Path, out: Path) -> Book:
+def build(checkout: Path, out: Path, at: Callable[[str], None] = lambda words: None) -> Book:
     """Write the site of a checkout's README, lessons, exercises and library.
 
     out     the folder to write, replaced as a whole once all pages are made
+    at      takes where the work is, in words
     Raises  CourseError for a link that leads nowhere, for anything else that Sphinx warns
             of, for a folder that holds something else, and where a package is missing
     """
@@ -56,7 +58,9 @@ def build(checkout: Path, out: Path) -> Book:
         source, fresh = Path(scratch, "source"), Path(scratch, "html")
         source_pages.stage(checkout, source)
         reference.stage(checkout, source / "reference")
+        at("pages")
         _run_sphinx(source, fresh, Path(scratch))
+        at("views")
         view_states.stage(fresh / "_static" / "views")
         shutil.rmtree(out, ignore_errors=True)
         os.replace(fresh, out)

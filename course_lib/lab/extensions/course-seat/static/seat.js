@@ -1,5 +1,5 @@
 // What `course lab` adds to JupyterLab: prose of about 80 characters, listings and tables that scroll, names for
-// sliders, and no question at closing a notebook that was only read and run.
+// sliders, the seconds of a cell that runs, and no question at closing a notebook that was only read and run.
 var _JUPYTERLAB = globalThis._JUPYTERLAB ?? {};
 {
   const STYLE = `
@@ -11,6 +11,7 @@ var _JUPYTERLAB = globalThis._JUPYTERLAB ?? {};
     .jp-RenderedHTMLCommon th[scope="row"] { position: sticky; left: 0; background: var(--jp-layout-color1); }
     .course-panel .jp-RenderedHTMLCommon table { margin: 0.5em 0; }
     .course-panel .widget-html-content, .course-panel :is(th, td) { line-height: 1.4; }
+    .jp-InputPrompt[data-seconds]::after { content: attr(data-seconds); display: block; font-weight: bold; }
     body[data-jp-theme-light="false"] { color-scheme: dark; }
   `;
 
@@ -19,6 +20,21 @@ var _JUPYTERLAB = globalThis._JUPYTERLAB ?? {};
     for (const handle of document.querySelectorAll(".widget-slider .noUi-handle:not([aria-label])")) {
       const label = handle.closest(".widget-slider").querySelector(".widget-label");
       handle.setAttribute("aria-label", label.textContent);
+    }
+  };
+
+  // How long a cell has been running, once that is long: beside its [*].
+  const began = new WeakMap();
+  const tellTime = () => {
+    for (const prompt of document.querySelectorAll(".jp-CodeCell .jp-InputPrompt")) {
+      if (prompt.textContent !== "[*]:") {
+        began.delete(prompt);
+        delete prompt.dataset.seconds;
+        continue;
+      }
+      if (!began.has(prompt)) began.set(prompt, Date.now());
+      const seconds = Math.floor((Date.now() - began.get(prompt)) / 1000);
+      if (seconds >= 3) prompt.dataset.seconds = `${seconds} s`;
     }
   };
 
@@ -48,6 +64,7 @@ var _JUPYTERLAB = globalThis._JUPYTERLAB ?? {};
     activate: (app) => {
       document.head.append(Object.assign(document.createElement("style"), { textContent: STYLE }));
       new MutationObserver(nameSliders).observe(document.body, { childList: true, subtree: true });
+      setInterval(tellTime, 1000);
       app.shell.layoutModified.connect(() => {
         for (const panel of app.shell.widgets("main")) watch(panel);
       });
