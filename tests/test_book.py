@@ -408,6 +408,8 @@ VIEWS = {
     "all_reduce": "02_data_parallelism",
     "staleness": "04_parameter_server",
     "pipeline": "06_model_parallelism",
+    "recovery": "03_multi_worker",
+    "zero_stages": "07_tensor_parallelism_and_sharding",
     "formats": "09b_mixed_precision_sums_memory_float8",
     "strategy": "10_choosing_a_strategy",
     "memory": "10_choosing_a_strategy",

@@ -23,7 +23,15 @@ from course_lib import collectives, pipeline, planner, precision, views
 from course_lib.errors import CourseError
 from course_lib.planner import plan_command
 from course_lib.staff import store_outputs
-from course_lib.views import controls, formats_view, memory_view, pipeline_view, staleness_view, strategy_view
+from course_lib.views import (
+    controls,
+    formats_view,
+    memory_view,
+    pipeline_view,
+    recovery_view,
+    staleness_view,
+    strategy_view,
+)
 from course_lib.views import explorer as views_explorer
 
 LESSONS = Path(__file__).parents[1] / "notebooks"
@@ -455,3 +463,29 @@ def test_every_planner_call_that_the_chooser_names_runs(capsys):
     assert len(named) > 8
     for line in named:
         terminal(line, capsys)
+
+
+def test_the_recorded_run_lost_what_came_after_its_last_save_and_repeated_it_to_the_same_losses():
+    record = recovery_view.recorded()
+    first, second = ({}, {})
+    for task, attempt, step, loss in record["reports"]:
+        (second if attempt else first)[task, step] = loss
+    begun = min(step for _, step in second)
+    assert begun % record["save_every"] == 1 and max(step for _, step in second) == 44
+    twice = first.keys() & second.keys()
+    assert twice and all(step >= begun for _, step in twice)
+    for key in twice:
+        assert math.isclose(first[key], second[key], rel_tol=1e-5)
+    view = views.recovery(reports=10**6).still
+    assert f"Done twice so far: {len(twice)} steps" in view.caption
+    assert sum(int(row[3]) for row in view.rows) == len(twice)
+    assert "what they would lose now" in views.recovery(reports=4).still.caption
+
+
+def test_zero_s_stages_are_the_paper_s_and_accumulation_divides_activations_alone():
+    """Rajbhandari and others (2020): 120, 31.4, 16.6 and 1.9 GB of 7.5 billion parameters on 64 devices."""
+    view = views.zero_stages(parameters=7.5e9, devices=64, activations=0.1, examples=1).still
+    assert [round(float(row[-1]), 1) for row in view.rows] == [120.0, 31.4, 16.6, 1.9]
+    one, eight = (views.zero_stages(activations=100.0, examples=32, passes=passes).still for passes in (1, 8))
+    assert [float(row[4]) for row in one.rows] == [3.2] * 4 and [float(row[4]) for row in eight.rows] == [0.4] * 4
+    assert [row[1:4] for row in one.rows] == [row[1:4] for row in eight.rows]

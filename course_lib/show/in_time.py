@@ -101,13 +101,16 @@ def marks(profiles: Mapping[str, Sequence[object]], names: Sequence[str], captio
 
 
 @styled
-def restarts(reports: Mapping[str, Sequence[tuple[int, int]]], saved: Sequence[int], caption: str) -> Figure:
+def restarts(
+    reports: Mapping[str, Sequence[tuple[int, int]]], saved: Sequence[int], caption: str, room: int = 0
+) -> Figure:
     """The steps that tasks reported, in the order in which they did: what was done twice, where a save was.
 
     reports  task to its (attempt, step) pairs
     saved    steps after which the state was saved
+    room     for so many steps of a task, where more are to come
     """
-    most = max(len(pairs) for pairs in reports.values())
+    most = max(room, *(len(pairs) for pairs in reports.values()))
     board, left = Board(4.2 * len(reports) + 5), 9.5
     step_width = (WIDTH - 0.5 - left) / (most + 2)
     for place, (colour, hatch, name) in enumerate(
