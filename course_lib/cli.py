@@ -89,9 +89,9 @@ def check(arguments: argparse.Namespace) -> int:
     from course_lib.exercises.run_notebook import check_notebook
     from course_lib.waiting import waiting
 
-    path, told = _exercise_path(arguments.exercise), lambda verdict: print(f"{verdict.message}\n", flush=True)
+    path, show = _exercise_path(arguments.exercise), lambda verdict: print(f"{verdict.message}\n", flush=True)
     with waiting(f"checking {path.stem}") as at:
-        verdicts = check_notebook(path, (lambda verdict: None) if arguments.json else told, at)
+        verdicts = check_notebook(path, (lambda verdict: None) if arguments.json else show, at)
     if arguments.json:
         print(json.dumps([verdict.as_dict() for verdict in verdicts], indent=2))
     else:

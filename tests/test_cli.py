@@ -266,8 +266,8 @@ def test_check_exits_with_0_only_when_all_is_right(capsys, monkeypatch):
     right = Verdict("q1", "One", True, 1, 1)
     wrong = Verdict("q2", "Two", False, 0, 2, problem="is blank")
     for verdicts, expected in (([right], 0), ([right, wrong], 1)):
-        told = lambda path, tell, at, verdicts=verdicts: [tell(verdict) for verdict in verdicts] and verdicts  # noqa: E731
-        monkeypatch.setattr(run_notebook, "check_notebook", told)
+        shown = lambda path, tell, at, verdicts=verdicts: [tell(verdict) for verdict in verdicts] and verdicts  # noqa: E731
+        monkeypatch.setattr(run_notebook, "check_notebook", shown)
         code, out, _ = call(capsys, "check", "x.ipynb")
         assert code == expected and all(verdict.message in out for verdict in verdicts)
         assert f"1 of {sum(verdict.of for verdict in verdicts)} points" in out
@@ -347,40 +347,40 @@ def test_run_notebooks_refuses_what_is_not_json(capsys, tmp_path):
 
 
 class Terminal(io.StringIO):
-    """A terminal's stderr; `told` is set once a line is there that says where the work is."""
+    """A terminal's stderr; `shown` is set once a line is there that says where the work is."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told = threading.Event()
+        self.shown = threading.Event()
 
     def isatty(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
         if "cell 3 of 20, " in text:
-            self.told.set()
+            self.shown.set()
         return super().write(text)
 
 
-def test_a_terminal_is_told_what_goes_on_and_is_clean_at_the_end(monkeypatch):
+def test_a_terminal_shows_what_goes_on_and_is_clean_at_the_end(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(waiting, "FIRST_SECONDS", 0.01)
     with waiting.waiting("checking 00") as at:
         at("cell 3 of 20")
-        assert terminal.told.wait(60)
+        assert terminal.shown.wait(60)
     assert re.search(r"checking 00, cell 3 of 20, \d+ s", terminal.getvalue())
     assert terminal.getvalue().endswith("\r\033[K")
 
 
-def test_a_file_is_told_nothing(monkeypatch):
+def test_a_file_is_sent_nothing(monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with waiting.waiting("checking 00") as at:
         at("cell 3 of 20")
     assert sys.stderr.getvalue() == ""
 
 
-def test_a_verdict_is_told_when_it_is_known(monkeypatch):
+def test_a_verdict_is_shown_when_it_is_known(monkeypatch):
     """The first before the cells of the second have run."""
     from course_lib.exercises import run_notebook
 

@@ -23,12 +23,12 @@ CELL_SECONDS = 600
 
 def check_notebook(
     path: str | Path,
-    told: Callable[[Verdict], None] = lambda verdict: None,
+    report: Callable[[Verdict], None] = lambda verdict: None,
     at: Callable[[str], None] = lambda words: None,
 ) -> list[Verdict]:
     """Run a notebook in a fresh kernel and judge every question of its exercise.
 
-    told     takes each verdict as soon as it is known; once more if a later check changes it
+    report     takes each verdict as soon as it is known; once more if a later check changes it
     at       takes where the run is, in words
 
     Returns  one verdict per question, in order; a right answer counts wherever
@@ -45,7 +45,7 @@ def check_notebook(
         verdict = dataclasses.replace(verdict, notes=tuple(answer_notes(question, cells, run.errors)))
         if said.get(question.name) != verdict:
             said[question.name] = verdict
-            told(verdict)
+            report(verdict)
 
     def look(run: _Run) -> None:
         at(f"cell {min(run.number + 1, len(cells))} of {len(cells)}")

@@ -51,8 +51,8 @@ def recovery(reports: int = 60) -> View:
     else:
         kept = max([step for step in saves if step <= reached], default=0)
         caption = (
-            f"After {reports} reports both workers train, at step {reached} of {last}; what they would lose now is what "
-            f"came after {f'the save of step {kept}' if kept else 'their start'}."
+            f"After {reports} reports both workers train, at step {reached} of {last}; what they would lose now is "
+            f"what came after {f'the save of step {kept}' if kept else 'their start'}."
         )
     rows = [
         [
