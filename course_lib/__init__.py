@@ -24,7 +24,8 @@ What stands behind them:
 
   lessons                     the catalogue: number, question, exercise, what a lesson needs
   exercises                   check("q1"): probes beside the learner's code, judges with targets and known mistakes
-  progress doctor             a learner's points; what each lesson will do on this machine
+  progress doctor waiting     a learner's points; what each lesson will do on this machine; a line to wait by
   staff                       the class grader, certificates, the site, generated exercises; not in the wheel
-  bootstrap update cli        set-up; a newer version; the `course` command
+  bootstrap update            set-up; a newer version
+  command_list cli            the `course` command
 """

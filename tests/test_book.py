@@ -437,6 +437,9 @@ def test_a_view_lives_without_a_kernel(book, tab, name, capsys):
     view = page.locator(f".course-view[data-view={name}][data-ready]")
     view.wait_for()
     offered, _ = explorer.drawn_ahead()
+    start = [view.get_by_label(one.label, exact=True) for one in explorer.controls.values()]
+    stored = json.loads(view.get_attribute("data-start"))
+    assert [one.evaluate("select => select.selectedOptions[0].text") for one in start] == list(stored.values())
     for control in explorer.controls.values():
         select = view.get_by_label(control.label, exact=True)
         if select.locator("option:enabled").count() == 1:

@@ -70,6 +70,7 @@ def it_opens_on_lesson_00_beside_the_lessons_in_their_order(page):
 def a_lesson_runs_without_a_red_cell(page, lesson):
     """Each is reached by a link from the one before. The cells of a lesson that say so raise, and no other."""
     opened(page, f"notebooks/{lesson}.ipynb")
+    page.wait_for_function(f"() => {CELLS}.every(cell => cell.count === null)")  # stored outputs, nobody's run
     cells = run_all(page)
     red = [cell["source"] for cell in cells if any(output["output_type"] == "error" for output in cell["outputs"])]
     assert red == [cell["source"] for cell in cells if store_outputs.RAISES in cell["tags"]]

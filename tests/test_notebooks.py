@@ -67,6 +67,12 @@ def test_there_are_lessons_and_solutions():
 
 
 @each_notebook
+def test_it_was_executed_from_top_to_bottom(path):
+    counts = [cell.execution_count for cell in code_cells(read(path))]
+    assert counts == list(range(1, len(counts) + 1)), "run make notebooks"
+
+
+@each_notebook
 def test_it_is_stored_clean(path):
     """As course run-notebooks stores it: no time stamps, no Python version, no front end's metadata."""
     notebook = read(path)

@@ -83,10 +83,7 @@ def clean(notebook, name: str):
         cell.metadata = cell_metadata(cell)
         if cell.cell_type == "code":
             cell.outputs = _merged(cell.outputs)
-            cell.execution_count = None  # so its reader sees at a glance that nobody ran it here
             for output in cell.outputs:
-                if output.output_type == "execute_result":
-                    output.execution_count = None
                 if output.output_type == "error":
                     output.traceback = [f"{output.ename}: {output.evalue}"]
                 for shown in (output.get("data", {}), output.get("metadata", {})):

@@ -137,6 +137,11 @@ class LogRange:
         widget.value = value
 
 
+def as_text(value) -> str:
+    """A control's value, as a page without a kernel names it."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
 def _number(label: str, value) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
         raise CourseError(f"{label!r} is a number, not {value!r}.")

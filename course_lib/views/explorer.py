@@ -15,7 +15,7 @@ from html import escape
 
 from course_lib.errors import CourseError
 from course_lib.table import Table
-from course_lib.views.controls import Range, Values
+from course_lib.views.controls import Values, as_text
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -135,7 +135,7 @@ class Explorer:
 
         for widget in widgets.values():
             widget.observe(follow, names="value")
-        playing = [name for name, control in self.controls.items() if isinstance(control, Range) and control.plays]
+        playing = [name for name, control in self.controls.items() if control.plays]
         players = [self.controls[name].player(widgets[name], ipywidgets) for name in playing]
         for widget in (*widgets.values(), *players):
             widget.layout.width = "auto"
@@ -151,7 +151,7 @@ class Explorer:
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
         """IPython's hook: words and table for every front end, and the controls where they work."""
-        still, start = self.still, escape(json.dumps({name: str(value) for name, value in self.start.items()}))
+        still, start = self.still, escape(json.dumps({name: as_text(value) for name, value in self.start.items()}))
         page = f'<div class="course-view" data-view="{self.name}" data-start="{start}">{still._repr_html_()}</div>'
         bundle = {"text/plain": repr(still), "text/html": page}
         if _controls_work():

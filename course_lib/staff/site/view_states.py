@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from course_lib import views
+from course_lib.views.controls import as_text
 
 
 def stage(folder: Path) -> None:
@@ -39,12 +40,7 @@ def states(name: str) -> dict:
             drawn[at] = {"at": at, "html": explorer.view(**taken)._repr_html_()}
         places[",".join(map(str, chosen))] = list(drawn).index(at)
     controls = [
-        {
-            "name": name,
-            "label": control.label,
-            "values": [f"{v:.6g}" if isinstance(v, float) else str(v) for v in offered[name]],
-            "plays": control.plays,
-        }
+        {"name": name, "label": control.label, "values": [*map(as_text, offered[name])], "plays": control.plays}
         for name, control in explorer.controls.items()
     ]
     return {"controls": controls, "places": places, "states": list(drawn.values())}

@@ -1,5 +1,6 @@
 // What `course lab` adds to JupyterLab: prose of about 80 characters, listings and tables that scroll, names for
-// sliders, the seconds of a cell that runs, and no question at closing a notebook that was only read and run.
+// sliders, the seconds of a cell that runs, empty brackets at stored outputs, and no question at closing a notebook
+// that was only read and run.
 var _JUPYTERLAB = globalThis._JUPYTERLAB ?? {};
 {
   const STYLE = `
@@ -47,6 +48,8 @@ var _JUPYTERLAB = globalThis._JUPYTERLAB ?? {};
     if (watched.has(panel) || !context?.model?.cells) return;
     watched.add(panel);
     await context.ready;
+    // What came with the file is nobody's run: its brackets are empty until its cell is run here.
+    for (const cell of context.model.cells) if (cell.type === "code") cell.executionCount = null;
     let kept = text(context.model);
     const settle = () => {
       if (context.model.dirty && text(context.model) === kept) context.model.dirty = false;
