@@ -376,6 +376,8 @@ def test_search_finds_the_all_reduce_in_lesson_02(book, served, tab, way):
     page.goto(f"{root}/search.html?q=all-reduce")
     link = page.locator("#search-results li a[href*='02_data_parallelism']").first
     link.wait_for()
+    excerpt = link.locator("xpath=../p[contains(@class, 'context')]")
+    assert "all-reduce" in excerpt.inner_text().lower()  # waits for it
     assert axe_findings(page) == []
     page.goto(link.evaluate("link => link.href"))  # a click while results are still being added may miss
     assert "Data parallelism" in page.locator("h1").inner_text()
@@ -472,6 +474,21 @@ def test_a_view_plays_to_its_last_state_and_stops(book, tab):
     page.clock.run_for(10_000)
     assert "after 6 of 6 rounds" in view.locator("figcaption").inner_text()
     view.get_by_role("button", name="Play rounds so far").wait_for()
+
+
+@in_browser
+def test_paper_cuts_no_line(book, tab):
+    page = tab()
+    page.goto((book.page.parent / "notebooks" / "03_multi_worker.html").as_uri())
+    page.emulate_media(media="print")
+    cut = "[...document.querySelectorAll('pre')].filter(text => text.scrollWidth > text.clientWidth + 1).length"
+    assert page.evaluate(cut) == 0 and not page.locator(".view-controls").first.is_visible()
+
+
+@needs_book
+def test_a_footer_says_what_is_so(site):
+    assert all("Apache License 2.0" in " ".join(page.text) for page in site.values())
+    assert not any("not set" in " ".join(page.text[-40:]) for page in site.values())
 
 
 @in_browser

@@ -58,7 +58,7 @@ DRAWN = {
     "number_lines": lambda: show.number_lines({"float16": [0.25, 1, 4]}, "value", CAPTION, log=True),
     "stack": lambda: show.stack({"weights": 2, "gradients": 3}, "GiB", 4, CAPTION),
     "stacks": lambda: show.stacks({"one": {"weights": 2, "gradients": 3}}, "GiB", CAPTION),
-    "plans": lambda: show.plans({"best": prediction()}, CAPTION),
+    "plans": lambda: show.plans({"data 8, tensor 2, micro-batch 1, bfloat16_master": prediction()}, CAPTION),
     "messages": lambda: show.messages({"ring": LEDGER}, CAPTION),
     "timelines": lambda: show.timelines({"1F1B": pipeline.one_forward_one_backward(2, 4).timeline()}, CAPTION),
     "marks": lambda: show.marks({"slow": events([0, 1, 3, 4])}, ("input", "compute"), CAPTION),

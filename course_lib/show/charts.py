@@ -142,13 +142,15 @@ def plans(drawn: Mapping[str, object], caption: str = "") -> Figure:
     drawn    title to prediction
     caption  by default, each one's memory and time in words
     """
-    canvas, sides = panels(2, 0.5 * len(drawn) + 1.0, columns=1)
-    memories = {title: {kind: size / 2**30 for kind, size in p.memory.kinds.items()} for title, p in drawn.items()}
+    wrapped = {textwrap.fill(title, 18): prediction for title, prediction in drawn.items()}
+    row_inches = max(0.5, *(0.17 * (title.count("\n") + 1) for title in wrapped))
+    canvas, sides = panels(2, row_inches * len(drawn) + 1.0, columns=1)
+    memories = {title: {kind: size / 2**30 for kind, size in p.memory.kinds.items()} for title, p in wrapped.items()}
     _stacked(sides[0], memories, "memory of a device, GiB")
     for row, prediction in enumerate(drawn.values()):
         limit = prediction.cluster.chip.memory_bytes / 2**30
         sides[0].vlines(limit, row - 0.4, row + 0.4, color=INK, linestyle="--")
-    _stacked(sides[1], {title: p.step.kinds for title, p in drawn.items()}, "a step, seconds")
+    _stacked(sides[1], {title: p.step.kinds for title, p in wrapped.items()}, "a step, seconds")
     if not caption:
         sizes = [f"{p.memory.total / 2**30:,.3g} GiB, {p.step.total:,.3g} s, {p.verdict}" for p in drawn.values()]
         words = "; ".join(f"{title}: {size}" for title, size in zip(drawn, sizes))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from course_lib.errors import CourseError
-from course_lib.staff.site import reference, source_pages, view_states
+from course_lib.staff.site import packed_text, reference, source_pages, view_states
 
 FOLDER = Path(__file__).parent  # of conf.py
 MARK = ".buildinfo"  # Sphinx leaves it in what it builds
@@ -60,6 +60,7 @@ def build(checkout: Path, out: Path, at: Callable[[str], None] = lambda words: N
         reference.stage(checkout, source / "reference")
         at("pages")
         _run_sphinx(source, fresh, Path(scratch))
+        packed_text.stage_pages(fresh)
         at("views")
         view_states.stage(fresh / "_static" / "views")
         shutil.rmtree(out, ignore_errors=True)

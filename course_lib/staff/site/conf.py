@@ -35,6 +35,8 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
     "use_download_button": False,  # a page's source is not the notebook; the checkout and Colab have that
     "use_fullscreen_button": False,
+    "footer_content_items": ["extra-footer.html"],
+    "extra_footer": "<p>Distributed training, proved. Apache License 2.0.</p>",
 }
 html_math_renderer = "mathml"
 html_static_path = ["static"]

@@ -1,12 +1,10 @@
 """The states of the views, drawn ahead for pages without a kernel. Needs matplotlib; static/views.js reads them."""
 
-import base64
 import concurrent.futures
-import gzip
-import json
 from pathlib import Path
 
 from course_lib import views
+from course_lib.staff.site import packed_text
 from course_lib.views.controls import as_text
 
 
@@ -19,9 +17,8 @@ def stage(folder: Path) -> None:
 
 
 def script(name: str) -> str:
-    """A script that hands one view's states to the page: compressed, since a page in a file may fetch nothing."""
-    packed = gzip.compress(json.dumps(states(name)).encode(), mtime=0)
-    return f'courseView("{name}", "{base64.b64encode(packed).decode()}");\n'
+    """A script that hands one view's states to the page."""
+    return packed_text.call("courseView", name, value=states(name))
 
 
 def states(name: str) -> dict:
