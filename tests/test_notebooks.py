@@ -73,6 +73,13 @@ def test_it_was_executed_from_top_to_bottom(path):
 
 
 @each_notebook
+def test_every_output_can_be_shown_on_a_page(path):
+    """As text or as HTML: another kind, such as Markdown, reaches the book as its source."""
+    kinds = {kind for cell in code_cells(read(path)) for output in cell.outputs for kind in output.get("data", {})}
+    assert kinds <= {"text/plain", "text/html", "application/vnd.course.verdict+json"}
+
+
+@each_notebook
 def test_it_is_stored_clean(path):
     """As course run-notebooks stores it: no time stamps, no Python version, no front end's metadata."""
     notebook = read(path)
