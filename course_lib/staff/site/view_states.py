@@ -1,6 +1,7 @@
 """The states of the views, drawn ahead for pages without a kernel. Needs matplotlib; static/views.js reads them."""
 
 import concurrent.futures
+import multiprocessing
 from pathlib import Path
 
 from course_lib import views
@@ -11,7 +12,8 @@ from course_lib.views.controls import as_text
 def stage(folder: Path) -> None:
     """Write folder/NAME.js for each view, drawn by two processes."""
     folder.mkdir(parents=True)
-    with concurrent.futures.ProcessPoolExecutor(2) as pool:
+    fresh = multiprocessing.get_context("spawn")  # a fork of a process that has TensorFlow's threads may crash
+    with concurrent.futures.ProcessPoolExecutor(2, fresh) as pool:
         for name, text in zip(views.__all__, pool.map(script, views.__all__)):
             (folder / f"{name}.js").write_text(text)
 
