@@ -1,16 +1,26 @@
 """`course cluster`: run a job here, or write it for Slurm or Kubernetes. Used by cli.py."""
 
 import argparse
+import asyncio
 import json
+import os
 import shlex
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from course_lib.cluster import kubernetes, slurm
 from course_lib.cluster.job import FRAMEWORKS, Job, Resources
 from course_lib.cluster.local import run
+from course_lib.cluster.machine_check import MachineCheck
 from course_lib.cluster.outcome import RunFailed
 from course_lib.cluster.worker_program import name_and_value, search_current_folder
+from course_lib.errors import CourseError
+from course_lib.hangs import HangReport
+from course_lib.waiting import waiting
+
+OF_THE_JOB = ("workers", "parameter_servers", "evaluator", "framework", "restarts", "hang_seconds")
 
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +40,18 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
         "--folder", type=Path, help="keep logs, results and checkpoints there, and go on from them the next time"
     )
     local.add_argument("--json", action="store_true", help="print JSON for a program, and the tasks' lines to stderr")
+
+    machines = ways.add_parser(
+        "check",
+        help=check_machines.__doc__,
+        description=check_machines.__doc__,
+        epilog="Example: course cluster check --config tf_config.json --folder /shared",
+    )
+    machines.set_defaults(run=check_machines)
+    machines.add_argument("--config", help="this machine's TF_CONFIG, or a file with it; by default the variable's")
+    machines.add_argument("--folder", type=Path, help="a folder that all machines should see")
+    machines.add_argument("--seconds", type=float, default=20.0, help="how long to wait for the other machines")
+    machines.add_argument("--json", action="store_true", help="print JSON for a program")
 
     batch = way("slurm", write_for_slurm, "train.py:train --workers 2 --folder /shared/run-1 --submit")
     batch.add_argument("--folder", type=Path, required=True, help="every node must see it")
@@ -59,8 +81,38 @@ def run_here(arguments: argparse.Namespace) -> int:
     try:
         outcome = run(_job(arguments), folder=arguments.folder, show=lambda line: print(line, file=lines, flush=True))
     except RunFailed as failed:
+        _write_reports(failed.hangs, arguments.folder)
         return _say_why(failed)
+    _write_reports(outcome.hangs, arguments.folder)
     return _say({"results": outcome.results, "restarts": outcome.restarts}, arguments.json)
+
+
+def _write_reports(hangs: Sequence[HangReport], folder: Path | None) -> None:
+    for report in hangs[-1:]:
+        page = report.write((folder or Path()) / "hang-report")
+        print(f"{report.summary} {page} shows each task.", file=sys.stderr)
+
+
+def check_machines(arguments: argparse.Namespace) -> int:
+    """On every machine before training: do they find, reach and understand each other?"""
+    config = arguments.config or os.environ.get("TF_CONFIG")
+    if not config:
+        raise CourseError("no TF_CONFIG: set the variable, or give --config this machine's, as training will get it.")
+    if not config.lstrip().startswith("{"):
+        try:
+            config = Path(config).read_text()
+        except OSError as error:
+            raise CourseError(f"--config {config} is neither JSON nor a file ({error.strerror}).") from None
+    if arguments.folder and not arguments.folder.is_dir():
+        raise CourseError(f"--folder {arguments.folder} is no folder on this machine: make it, or mount it.")
+    check = MachineCheck(config, arguments.folder, arguments.seconds)
+    with waiting(f"check as {check.name}"):
+        asyncio.run(check.run())
+    if arguments.json:
+        print(json.dumps({"task": check.name, "fine": check.fine, "findings": list(map(asdict, check.findings))}))
+    else:
+        print(f"{check.name} of {', '.join(check.addresses)}", *check.findings, sep="\n")
+    return 0 if check.fine else 1
 
 
 def write_for_slurm(arguments: argparse.Namespace) -> int:
@@ -113,6 +165,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
         ("gpus", int, "GPUs per task"),
         ("memory_gib", float, "memory per task, in GiB"),
         ("limit_seconds", float, "the whole run ends after this long"),
+        ("hang_seconds", float, "without progress of any task for this long, the run ends, or restarts, with a report"),
     ):
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=defaults[name], help=text)
     parser.add_argument("--evaluator", action="store_true", help="one more task beside the training")
@@ -129,5 +182,5 @@ def _job(arguments: argparse.Namespace) -> Job:
         arguments.program,
         arguments=dict(map(name_and_value, arguments.argument)),
         resources=Resources(**{name: named[name] for name in Resources.__dataclass_fields__ if name in named}),
-        **{name: named[name] for name in ("workers", "parameter_servers", "evaluator", "framework", "restarts")},
+        **{name: named[name] for name in OF_THE_JOB},
     )

@@ -13,6 +13,7 @@ from course_lib.cluster.worker_program import WorkerProgram
 from course_lib.errors import CourseError
 
 FRAMEWORKS = ("tensorflow", "jax")
+BRING_FRAMEWORKS = {*FRAMEWORKS, "keras", "course_lib"}  # a program that imports one of these needs a framework
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,9 @@ class Job:
                        started again alone, and so is a lost evaluator; any other loss starts
                        every task again, because a collective cannot be rejoined.
     link               a network of limited rate between the tasks; local runs on Linux as root
+    hang_seconds       a run in which no task makes progress for this long ends with a hang report, or
+                       starts again where restarts are left; three times as long while a task computes.
+                       None watches nothing
     Raises             CourseError when the description cannot work
     """
 
@@ -81,6 +85,7 @@ class Job:
     framework: str = "tensorflow"
     restarts: int = 0
     link: Link | None = None
+    hang_seconds: float | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "program", WorkerProgram.of(self.program))
@@ -95,6 +100,8 @@ class Job:
             raise CourseError(f"a job's framework must be one of {', '.join(FRAMEWORKS)}, not {self.framework!r}.")
         if self.framework == "jax" and self.parameter_servers:
             raise CourseError("Keras on JAX has no parameter servers: leave parameter_servers out, or use tensorflow.")
+        if self.hang_seconds is not None and not self.hang_seconds > 0:
+            raise CourseError(f"hang_seconds must be more than 0, or left out, not {self.hang_seconds!r}.")
         if "TF_CONFIG" in self.environment:
             raise CourseError(
                 "TF_CONFIG is written for each task from the job: leave it out of environment, "
@@ -124,6 +131,11 @@ class Job:
         """The tasks that run the program; the others serve them."""
         serving = ("worker", "ps") if self.parameter_servers else ()
         return tuple(name for name in self.tasks if not name.startswith(serving))
+
+    @property
+    def needs_framework(self) -> bool:
+        """Whether a task will import TensorFlow, Keras or JAX."""
+        return bool(self.parameter_servers or self.program.text is None or BRING_FRAMEWORKS & self.program.imports())
 
     def rejoins(self, task: str) -> bool:
         """Whether a lost task can be started again alone; a collective starts again as a whole."""

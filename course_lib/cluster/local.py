@@ -182,7 +182,8 @@ class LocalCluster:
             results = {name: _read_result(Path(self._folder), name) for name in self.job.programs}
         finally:
             self.stop()
-        self._outcome = Outcome(results, tuple(state.reports), state.logs(), tuple(state.exits), state.over["restarts"])
+        parts = tuple(state.reports), state.logs(), tuple(state.exits), state.over["restarts"], tuple(state.hangs)
+        self._outcome = Outcome(results, *parts)
         return self._outcome
 
     def __enter__(self) -> "LocalCluster":

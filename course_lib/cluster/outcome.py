@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from course_lib.errors import CourseError
+from course_lib.hangs import HangReport
 
 # A task that lost another one in the middle of a collective fails with one of these.
 CONSEQUENCES = (
@@ -69,11 +70,19 @@ class RunFailed(CourseError):
     cause  how the task that failed first ended, or None when none failed
     exits  how every task ended, in that order
     log    every task's lines
+    hangs  a report for each time that the job stood still
     """
 
-    def __init__(self, message: str, cause: Exit | None, exits: Sequence[Exit], log: Mapping[str, str]):
+    def __init__(
+        self,
+        message: str,
+        cause: Exit | None,
+        exits: Sequence[Exit],
+        log: Mapping[str, str],
+        hangs: Sequence[HangReport] = (),
+    ):
         super().__init__(message)
-        self.cause, self.exits, self.log = cause, tuple(exits), log
+        self.cause, self.exits, self.log, self.hangs = cause, tuple(exits), log, tuple(hangs)
 
     def _render_traceback_(self) -> list[str]:
         shown = [f"{self.cause.task}:", self.cause.traceback, ""] if self.cause and self.cause.traceback else []
@@ -89,6 +98,7 @@ class Outcome:
     log       task to the lines that it printed, stdout and stderr
     exits     how each attempt ended
     restarts  failures that the run recovered from
+    hangs     a report for each time that the job stood still
     """
 
     results: Mapping[str, object]
@@ -96,6 +106,7 @@ class Outcome:
     log: Mapping[str, str]
     exits: tuple[Exit, ...]
     restarts: int
+    hangs: tuple[HangReport, ...] = ()
 
     @property
     def result(self) -> object:

@@ -33,15 +33,23 @@ def identify_task(job: Job, environment: Mapping[str, str]) -> tuple[str, dict[s
     return job.tasks[int(rank)], addresses
 
 
-def _from_tf_config(job: Job, text: str) -> tuple[str, dict[str, str]]:
+def read_tf_config(text: str) -> tuple[str, dict[str, str]]:
+    """The task that a TF_CONFIG describes, and every task's address.
+
+    Raises  CourseError when it is not one
+    """
     try:
         config = json.loads(text)
         addresses = {
-            f"{kind} {i}": address for kind, group in config["cluster"].items() for i, address in enumerate(group)
+            f"{kind} {i}": str(address) for kind, group in config["cluster"].items() for i, address in enumerate(group)
         }
-        name = f"{config['task']['type']} {config['task']['index']}"
+        return f"{config['task']['type']} {config['task']['index']}", addresses
     except (ValueError, KeyError, TypeError, AttributeError):
         raise CourseError(f"TF_CONFIG is not a JSON object with cluster and task: {text[:80]!r}; unset it.") from None
+
+
+def _from_tf_config(job: Job, text: str) -> tuple[str, dict[str, str]]:
+    name, addresses = read_tf_config(text)
     wanted = [task for task in job.tasks if not task.startswith("evaluator")]
     if sorted(addresses) != sorted(wanted) or name not in job.tasks:
         raise CourseError(

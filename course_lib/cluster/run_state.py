@@ -12,6 +12,7 @@ from course_lib.cluster.job import Job
 from course_lib.cluster.outcome import Exit, RunFailed, TaskReport, first_cause
 from course_lib.cluster.processes import Forked
 from course_lib.errors import CourseError
+from course_lib.hangs import HangReport
 
 
 class RunState:
@@ -36,6 +37,7 @@ class RunState:
         self.gone: set[str] = set()
         self.returned: set[str] = set()
         self.refusals: list[str] = []  # one per command: why it was not obeyed, or ""
+        self.hangs: list[HangReport] = []
         self.over: dict | None = None
         self.closed = False
         self._errors: dict[tuple[str, int], dict] = {}
@@ -86,6 +88,8 @@ class RunState:
                 self.exits.append(Exit(**{**self._errors.get((task, event["attempt"]), {}), **event}))
             case "restarting":
                 self._restarts += 1
+            case "hang":
+                self.hangs.append(HangReport.from_json(event["report"]))
             case "gone":
                 self.gone.add(task)
             case "obeyed":
@@ -124,15 +128,19 @@ class RunState:
         if kind in ("mistake", "lost"):
             return CourseError(reason)
         cause, logs = first_cause(self.exits) if kind == "failed" else None, self.logs()
-        if cause is None:
+        if kind == "hung":
+            message = reason
+        elif cause is None:
             message = f"{reason}; {self._last_words()}"
         else:
             message = str(cause)
             if not cause.error and (log := logs[cause.task].strip()):
                 message += f"; its last line: {log.splitlines()[-1][:200]}"
+        if kind == "failed" and self.hangs:
+            message += f"; {self.hangs[-1].diagnosis}"
         if self.job.restarts:
             message += f" (after {self.over['restarts']} of {self.job.restarts} restarts)"
-        return RunFailed(message, cause, self.exits, logs)
+        return RunFailed(message, cause, self.exits, logs, self.hangs)
 
     def _last_words(self) -> str:
         last = {report.task: report.values for report in self.reports}

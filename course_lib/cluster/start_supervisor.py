@@ -6,7 +6,6 @@ first job that can use it and ends with the process that started it. The standar
 set_forkserver_preload) runs the starter's script again in each child and keeps the environment of its first start.
 """
 
-import ast
 import json
 import os
 import socket
@@ -19,11 +18,10 @@ from pathlib import Path
 from typing import IO
 
 from course_lib.cluster.fork import ENVIRONMENT_SPACE
-from course_lib.cluster.job import FRAMEWORKS, Job
+from course_lib.cluster.job import Job
 from course_lib.cluster.processes import Forked
 from course_lib.errors import CourseError
 
-BRING_FRAMEWORKS = {*FRAMEWORKS, "keras", "course_lib"}  # a program that imports one of these needs a framework
 # Set for each task, or for each test: no framework reads them when it is imported.
 UNREAD = {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "no_grpc_proxy", "TMPDIR", "PYTEST_CURRENT_TEST"}
 LONGEST_ANSWER = 100  # bytes
@@ -56,19 +54,12 @@ def can_fork(job: Job) -> bool:
     """Whether forks can be a job's tasks: on Linux, with a framework to import, and without GPUs or a link."""
     if sys.platform != "linux" or job.resources.gpus or job.link:
         return False
-    return bool(job.parameter_servers or job.program.text is None or BRING_FRAMEWORKS & _imported(job.program.text))
+    return job.needs_framework
 
 
 def modules(job: Job) -> tuple[str, ...]:
     """What a job's tasks find imported."""
     return job.framework, "keras"
-
-
-def _imported(text: str) -> set[str]:
-    nodes = list(ast.walk(ast.parse(text)))
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    return {name.partition(".")[0] for name in names}
 
 
 def settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from course_lib.cluster import limited_links, processes
+from course_lib.cluster.hang_watch import different_calls, watch_for_hangs
 from course_lib.cluster.job import Job
 from course_lib.cluster.outcome import CONSEQUENCES
 from course_lib.cluster.processes import LEAVING_SECONDS, open_reader, split_lines
@@ -34,12 +35,12 @@ LONGEST_LINE = 10_000  # bytes of one log line that are kept
 class Supervisor:
     """Starts the tasks, follows them, recovers or ends the run.
 
-    over  how the run ends: "returned", "failed", "limit", "stopped" or "mistake"; and its reason
+    over  how the run ends: "returned", "failed", "hung", "limit", "stopped" or "mistake"; and its reason
     """
 
     def __init__(self, job: Job, folder: Path, events: asyncio.StreamWriter, forks: bool):
         self.job, self.folder, self.events, self.forks = job, folder, events, forks
-        self.restarts = 0
+        self.restarts = self.said = 0  # said: lines and reports of all tasks
         self.over: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
         self.tasks: dict[str, TaskProcess] = {}
         self.changing = asyncio.Lock()  # starting, killing and recovering, one at a time
@@ -56,6 +57,8 @@ class Supervisor:
                 self.open(ports)
                 for name in self.job.tasks:
                     self.tasks[name] = self.start(name, attempt=0)
+            if self.job.hang_seconds:
+                self.spawn(watch_for_hangs(self))
             await asyncio.wait([self.over], timeout=self.job.resources.limit_seconds)
             programs = [self.tasks[name] for name in self.job.programs]
             late = ", ".join(task.name for task in programs if task.code is None and not task.returned)
@@ -161,6 +164,7 @@ class Supervisor:
                     return  # killed in the middle of its last words
                 task.returned = task.returned or event["event"] == "returned"
                 task.error = event.get("error", "")
+                self.said += 1
                 self.say(**event, attempt=task.attempt)
                 await self.heard()
                 if all(self.tasks[name].returned for name in self.job.programs):
@@ -170,6 +174,7 @@ class Supervisor:
         with open(self.folder / "logs" / f"{task.name}.log", "a", encoding="utf-8") as log:
             async for line in split_lines(pipe, LONGEST_LINE):
                 print(line, file=log, flush=True)
+                self.said += 1
                 self.say("line", task=task.name, stream=stream, text=line)
                 await self.heard()
 
@@ -183,6 +188,8 @@ class Supervisor:
             self.say("gone", task=task.name)  # nothing but a command starts it again
         else:
             await self.cause(task)
+            if self.job.hang_seconds and (found := await asyncio.to_thread(different_calls, self)):
+                self.say("hang", report=found.as_json())
             self.finish("failed", f"{task.name} {'was killed' if task.wanted else 'failed'}")
 
     async def recover(self, task: TaskProcess) -> None:

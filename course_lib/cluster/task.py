@@ -23,6 +23,8 @@ from course_lib.cluster.job import Job
 from course_lib.cluster.own_task import identify_task
 from course_lib.cluster.rendezvous import Rendezvous, listen
 from course_lib.errors import CourseError
+from course_lib.hangs import recorder
+from course_lib.hangs.own_program import keep_record, watch
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -72,7 +74,10 @@ class Task:
             raise CourseError(
                 f"a report holds numbers and strings ({error}); return arrays from the program."
             ) from None
-        self._send("report", values=json.loads(text))
+        sent = json.loads(text)
+        if isinstance(sent.get("step"), int):
+            recorder.step(sent["step"])
+        self._send("report", values=sent)
 
     def _send(self, event: str, **content) -> None:
         with self._sending:  # programs have threads
@@ -100,6 +105,13 @@ def run_task(folder: Path, environment: dict[str, str]) -> int:
     task = Task(name, addresses, shared, attempt, channel)
     environment.update(job.task_environment(name, addresses))
     devices.quieten()
+    if job.hang_seconds:
+        if job.framework == "tensorflow" and job.needs_framework:
+            import tensorflow  # noqa: F401  # what is recorded are its calls
+        if "COURSE_CHANNEL" in environment:  # the supervisor watches
+            keep_record(folder, name)
+        else:
+            watch(folder, name, job.hang_seconds, end=True)
     try:
         if name not in job.programs:
             _serve(task)

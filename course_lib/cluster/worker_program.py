@@ -64,6 +64,13 @@ class WorkerProgram:
         exec(compile(self.text, self.file, "exec"), names)
         return names[self.function]
 
+    def imports(self) -> set[str]:
+        """The packages that its text imports, at any depth."""
+        nodes = list(ast.walk(ast.parse(self.text)))
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        return {name.partition(".")[0] for name in names}
+
     def __str__(self) -> str:
         return f"{self.module or self.file}:{self.function}"
 

@@ -1,0 +1,177 @@
+"""`course cluster check` on two machines: network namespaces, each with its own command, and one fault at a time."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+from network_links import needs_links
+
+from course_lib import cluster
+from course_lib.cli import main
+from course_lib.cluster import limited_links
+
+HOSTS = ["10.77.0.1:23450", "10.77.0.2:23450"]
+SECONDS = 4  # to wait for the other machine
+COMMAND = [sys.executable, "-c", "import sys; from course_lib.cli import main; sys.exit(main())", "cluster", "check"]
+
+
+def config(index: int, workers: Sequence[str] = HOSTS) -> str:
+    return json.dumps({"cluster": {"worker": list(workers)}, "task": {"type": "worker", "index": index}})
+
+
+@pytest.fixture
+def machines():
+    lab = limited_links.NetworkLab(2, cluster.Link(200))
+    lab.open()
+    yield lab
+    lab.close()
+
+
+def check(lab, configs=None, before=("", ""), folder=None, environment=({}, {}), only=(0, 1), seconds=SECONDS):
+    """Both machines' findings, as {subject: (fine, said)}; before: a shell's commands on each machine."""
+    configs = configs or [config(0), config(1)]
+    running = []
+    for place in only:
+        words = [*COMMAND, "--config", configs[place], "--json", "--seconds", str(seconds)]
+        words += ["--folder", str(folder)] if folder else []
+        shell = ["unshare", "--mount", "sh", "-c", f'{before[place]}\nexec "$@"', "sh", *words]
+        variables = {**os.environ, **environment[place]}
+        command = [*lab.command_prefix(place), *shell]
+        running.append(
+            subprocess.Popen(
+                command,
+                env=variables,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                pass_fds=lab._namespaces,
+            )
+        )
+    answers = []
+    for process in running:
+        out, err = process.communicate(timeout=60)
+        assert process.returncode in (0, 1) and out, err
+        answer = json.loads(out)
+        assert answer["fine"] == (process.returncode == 0) == all(one["fine"] for one in answer["findings"])
+        answers.append(answer["findings"])
+    return answers
+
+
+def faults(findings) -> dict[str, str]:
+    said = {}
+    for one in findings:
+        if not one["fine"]:
+            said[one["subject"]] = f"{said.get(one['subject'], '')} {one['said']}"
+    return said
+
+
+@needs_links
+def test_two_sound_machines_sum_with_tensorflow_at_the_links_rate(machines, tmp_path):
+    for findings in check(machines, folder=tmp_path, seconds=60):
+        assert faults(findings) == {}
+        said = {one["subject"]: one["said"] for one in findings}
+        assert list(said) == ["names", "port", "reach", "lists", "versions", "clock", "folder", "all-reduce"]
+        # 4 MiB over two workers are 4 MiB each way: 200 megabit/s, 0.956 of them data
+        measured, formula = (float(number) for number in re.findall(r"([\d.]+) s", said["all-reduce"]))
+        assert 0.6 < 4 * 2**20 * 8 / (0.956 * 200e6) / formula < 1.7
+        assert measured > 0.6 * formula
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_links
+def test_a_name_that_one_machine_does_not_know(machines):
+    first, second = check(machines, [config(0, [HOSTS[0], "worker-b.invalid:23450"]), config(1)])
+    assert "worker 1's host 'worker-b.invalid' is not known" in faults(first)["names"]
+    assert (
+        "worker 0 has another list of addresses" in faults(second).get("lists", "")
+        or "not reached" in faults(second)["reach"]
+    )
+
+
+@needs_links
+def test_a_port_that_is_taken(machines):
+    listen = 'import socket, time; s = socket.create_server(("", 23450)); time.sleep(30)'
+    taken = f"{sys.executable} -c '{listen}' > /dev/null 2>&1 &"
+    first, _ = check(machines, before=(f"{taken} sleep 1", ""))
+    assert "23450 of this machine cannot be used (Address already in use)" in faults(first)["port"]
+
+
+@needs_links
+def test_a_port_whose_answers_are_dropped_is_closed_in_one_direction(machines):
+    drop = "ip rule add pref 10 ipproto tcp sport 23450 blackhole"
+    first, second = check(machines, before=("", drop))
+    assert "worker 1 at 10.77.0.2:23450 is not reached: there is no answer" in faults(first)["reach"]
+    assert "worker 0 does not reach this machine at 10.77.0.2:23450" in faults(second)["reach"]
+
+
+@needs_links
+def test_a_cable_that_is_not_plugged_in(machines):
+    first, second = check(machines, before=("", "ip link set eth0 down"))
+    assert "worker 1 at 10.77.0.2:23450 is not reached" in faults(first)["reach"]
+    assert "worker 0 at 10.77.0.1:23450 is not reached" in faults(second)["reach"]
+
+
+@needs_links
+def test_a_machine_on_which_nothing_runs(machines):
+    (first,) = check(machines, only=(0,))
+    assert "nothing listens there" in faults(first)["reach"]
+
+
+@needs_links
+def test_lists_in_another_order(machines):
+    first, second = check(machines, [config(0), config(0, HOSTS[::-1])])
+    assert "says that it is worker 0, and this machine's list has worker 1" in faults(first)["lists"]
+    assert "says that it is worker 0, and this machine's list has worker 1" in faults(second)["lists"]
+
+
+@needs_links
+def test_both_say_that_they_are_worker_0(machines):
+    first, _ = check(machines, [config(0), config(0)])
+    assert "10.77.0.2:23450 says that it is worker 0" in faults(first)["lists"]
+
+
+@needs_links
+def test_versions_and_clocks_that_differ(machines, tmp_path):
+    (tmp_path / "keras-9.9.dist-info").mkdir()
+    (tmp_path / "keras-9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: keras\nVersion: 9.9\n")
+    (tmp_path / "sitecustomize.py").write_text("import time\nnow = time.time\ntime.time = lambda: now() + 90\n")
+    for place, findings in enumerate(check(machines, environment=({}, {"PYTHONPATH": str(tmp_path)}))):
+        assert "keras is " in faults(findings)["versions"] and "9.9" in faults(findings)["versions"]
+        assert f"worker {1 - place}'s clock differs by {'+-'[place]}90." in faults(findings)["clock"].replace(
+            "89.", "90."
+        )
+
+
+@needs_links
+def test_a_folder_that_is_each_machines_own(machines, tmp_path):
+    own = f"mount -t tmpfs none {tmp_path}"
+    for findings in check(machines, before=("", own), folder=tmp_path):
+        assert "is not shared: what worker" in faults(findings)["folder"]
+
+
+@needs_links
+def test_a_web_proxy_that_tensorflow_asks_and_the_ports_do_not(machines):
+    proxy = {"http_proxy": "http://10.77.0.9:3128", "no_proxy": "", "no_grpc_proxy": ""}
+    findings = check(machines, environment=(proxy, proxy), seconds=15)
+    assert any("http_proxy is set" in faults(found).get("all-reduce", "") for found in findings)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "no TF_CONFIG"),
+        (["--config", "nowhere.json"], "neither JSON nor a file"),
+        (["--config", "{}"], "not a JSON object with cluster and task"),
+        (["--config", config(0), "--folder", "/no/such/folder"], "is no folder on this machine"),
+        (["--config", config(5)], "worker 5"),
+    ],
+)
+def test_a_mistake_is_one_line(words, line, monkeypatch, capsys):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    assert main(["cluster", "check", *words]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("course cluster: ") and line in said and "\n" not in said
