@@ -1,7 +1,8 @@
 """Jobs that are broken on purpose, each in one way: which task, which cause, at which step.
 
 `python tests/incidents.py --runs 50` draws incidents by a seed and counts how often the hang report names the task and
-the cause; `--healthy 50` runs whole jobs, each with one slow step, of which none may be reported.
+the cause; `--healthy 50` runs whole jobs, each with one slow step, of which none may be reported;
+`--cost 100` times steps with the hook and without it, in turns.
 """
 
 import argparse
@@ -190,6 +191,36 @@ def on_jax(task, kind, who, step):
         task.report(step=number)
 
 
+def timed(task, rounds):
+    """Seconds of a step with the hook and without it, in turns; a step of two workers on the digits' small model."""
+    import statistics
+    import time
+
+    import keras
+    import tensorflow as tf
+    from tensorflow.python.eager.polymorphic_function import atomic_function
+
+    from course_lib import data, models, training
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model, optimizer = models.mlp((8, 8, 1), classes=10, width=32), keras.optimizers.SGD(0.1)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+    step = training.replicated_step(strategy, model, optimizer, loss)
+    x, y = (part[:64] for part in data.arrays("digits", "train"))
+    hooked = atomic_function.AtomicFunction.call_flat
+    seconds = {hooked: [], hooked.__wrapped__: []}
+    for _ in range(rounds):
+        for call, taken in seconds.items():
+            atomic_function.AtomicFunction.call_flat = call
+            began = time.perf_counter()
+            for _ in range(10):
+                float(step((x, y)))
+            taken.append((time.perf_counter() - began) / 10)
+    ratios = [a / b for a, b in zip(*seconds.values())][5:]
+    return statistics.median(seconds[hooked]), statistics.median(ratios)
+
+
 def job_of(incident: Incident) -> cluster.Job:
     on = {"input waits in fit": fit}.get(incident.kind, on_jax if incident.kind.endswith("JAX") else train)
     return cluster.Job(
@@ -215,6 +246,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=0)
     parser.add_argument("--healthy", type=int, default=0)
+    parser.add_argument("--cost", type=int, default=0, metavar="ROUNDS", help="time steps with the hook and without it")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind")
     parser.add_argument("--show", action="store_true")
@@ -245,6 +277,12 @@ def main() -> int:
             flush=True,
         )
     print(f"right task {tasks}, right cause {causes} of {options.runs}")
+    if options.cost:
+        job = cluster.Job(
+            timed, arguments={"rounds": options.cost}, hang_seconds=60, environment={"OMP_NUM_THREADS": "1"}
+        )
+        for name, (seconds, ratio) in cluster.run(job, show=None).results.items():
+            print(f"{name}: a step of {1000 * seconds:.2f} ms takes {ratio:.4f}x of one that is not recorded")
     reported = 0
     for number in range(options.healthy):
         draw = random.Random(options.seed + number)

@@ -53,7 +53,7 @@ def test_a_record_holds_the_last_calls_and_what_is_open(tmp_path):
 
 def test_long_texts_that_differ_only_at_their_end_stay_different():
     ends = [recorder.encoded("step", ["CollectiveReduceV2 float32[1]"] * 40 + [end]) for end in "ab"]
-    assert ends[0] != ends[1] and {len(text) for text in ends} <= {recorder.TEXT_BYTES}
+    assert ends[0] != ends[1] and max(map(len, ends)) <= recorder.TEXT_BYTES
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,9 @@ def test_a_report_shows_its_tasks_as_text_in_a_notebook_and_as_a_page(tmp_path):
     found = hangs.HangReport.of([ahead, task("worker 1", calls=("step: A",), **RETURNED)], 60)
     page = found.write(tmp_path / "hang-report").read_text()
     text = (tmp_path / "hang-report.txt").read_text()
+    about = "No task made progress for 60 s. Look at worker 0 (entered alone): worker 0 is in a call"
     for shown in (text, page, found._repr_html_()):
-        assert "No task made progress for 60 s. worker 0 is in a call that no other makes" in shown
+        assert about in shown
     assert "train.py:7 in train" in text and "9 in futex_do_wait" in text and "<b> & step  (is in it)" in text
     assert "&lt;b&gt; &amp; step" in page and "<b> & step" not in page and "http:" not in page and "https:" not in page
     assert hangs.HangReport.from_json(found.as_json()) == found

@@ -34,7 +34,8 @@ class HangReport:
     @property
     def summary(self) -> str:
         what = f"No task made progress for {self.seconds:.0f} s." if self.seconds else "A task failed."
-        return f"{what} {self.diagnosis}"
+        about = f"Look at {self.diagnosis.task} ({self.diagnosis.cause}): " if self.diagnosis.task else ""
+        return f"{what} {about}{self.diagnosis}"
 
     def as_json(self) -> dict:
         return {"tasks": [one.as_json() for one in self.tasks], "seconds": self.seconds}
@@ -74,13 +75,15 @@ class HangReport:
         return {one.task: _threads(one) for one in self.tasks if one.threads or one.waits}
 
     def links(self) -> Table:
+        """The connections on which something is not acknowledged, or that are not open."""
         rows = [
-            (one.task, state, other, unsent, tries)
+            (one.task, *link)
             for one in self.tasks
-            for state, other, unsent, tries in one.links
-            if state != "listens"
+            for link in one.links
+            if link[0] not in ("listens", "established") or any(link[2:])
         ]
-        return Table(("task", "connection", "to", "not acknowledged B", "tries"), rows, "Connections", left=(0, 1, 2))
+        heads = "task", "connection", "to", "not acknowledged B", "tries"
+        return Table(heads, rows, "Connections that wait for an answer", left=(0, 1, 2))
 
     def __repr__(self) -> str:
         parts = [self.summary, repr(self.table())]

@@ -17,7 +17,7 @@ COLLECTIVES = 64  # the last ones that are kept
 TEXT_BYTES = 240  # of one note
 HEADER = struct.Struct("<QQqd")  # notes so far, collectives so far, step, time of the last note
 NOW = struct.Struct(f"<H{TEXT_BYTES}s")  # what is being done, or nothing
-ENTRY = struct.Struct(f"<Q?H{TEXT_BYTES}s")  # number from 1, left again, text
+ENTRY = struct.Struct(f"<Q?H{TEXT_BYTES}s")  # number, left again, text
 CLUSTER = HEADER.size + NOW.size  # whom it waits for, in NOW's form
 RING = CLUSTER + NOW.size
 SIZE = RING + COLLECTIVES * ENTRY.size
@@ -122,14 +122,7 @@ def read(path: Path) -> TaskRecord | None:
     entries = [ENTRY.unpack_from(content, RING + k * ENTRY.size) for k in range(COLLECTIVES)]
     calls = (CollectiveCall(number, _text(text, size), left) for number, left, size, text in sorted(entries) if number)
     return TaskRecord(
-        notes,
-        None if step < 0 else step,
-        seconds,
-        _text(*reversed(now)),
-        _text(*reversed(cluster)),
-        tuple(
-            CollectiveCall(number, _text(text, size), left) for number, left, size, text in sorted(entries) if number
-        ),
+        notes, None if step < 0 else step, seconds, _text(*reversed(now)), _text(*reversed(cluster)), tuple(calls)
     )
 
 
