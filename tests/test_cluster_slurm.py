@@ -28,6 +28,14 @@ def fails_first(task):
     return task.attempt
 
 
+def waits_first(task):
+    import threading
+
+    if task.attempt == 0 and task.index == 1:
+        threading.Event().wait()
+    return task.attempt
+
+
 def fails(task):
     import threading
     import time
@@ -176,6 +184,12 @@ def test_servers_leave_with_the_coordinator(two_nodes, tmp_path):
 def test_a_lost_task_starts_the_job_again(two_nodes, tmp_path):
     assert run(cluster.Job(fails_first, restarts=1), tmp_path) == {"worker 0": 1, "worker 1": 1}
     assert "lost its node" in (tmp_path / "task-1.log").read_text()
+
+
+def test_a_job_that_stands_still_leaves_a_report_and_starts_again(two_nodes, tmp_path):
+    assert run(cluster.Job(waits_first, restarts=1, hang_seconds=2), tmp_path) == {"worker 0": 1, "worker 1": 1}
+    report = (tmp_path / "hang-report.txt").read_text()
+    assert "Look at worker 1 (lock)" in report and "worker 0  returned" in report
 
 
 def test_a_failure_is_named_though_the_other_task_waits_for_ever(two_nodes, tmp_path):

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,13 +105,7 @@ def run_task(folder: Path, environment: dict[str, str]) -> int:
     task = Task(name, addresses, shared, attempt, channel)
     environment.update(job.task_environment(name, addresses))
     devices.quieten()
-    if job.hang_seconds:
-        if job.framework == "tensorflow" and job.needs_framework:
-            import tensorflow  # noqa: F401  # what is recorded are its calls
-        if "COURSE_CHANNEL" in environment:  # the supervisor watches
-            keep_record(folder, name)
-        else:
-            watch(folder, name, job.hang_seconds, end=True)
+    done = _watch(job, folder, name, alone="COURSE_CHANNEL" not in environment)
     try:
         if name not in job.programs:
             _serve(task)
@@ -123,8 +117,20 @@ def run_task(folder: Path, environment: dict[str, str]) -> int:
         task._send("failed", error=type(error).__name__, message=str(error), traceback=text)
         return 1
     task._send("returned")
+    done()
     leave()  # not while another task is in a collective: that would break it
     return 0
+
+
+def _watch(job: Job, folder: Path, name: str, alone: bool) -> Callable[[], None]:
+    """Let this task be seen while it stands still; without a supervisor it watches itself, unless it serves others."""
+    if job.hang_seconds and job.framework == "tensorflow" and job.needs_framework:
+        import tensorflow  # noqa: F401  # what is recorded are its calls
+    if job.hang_seconds and alone and name in job.programs:
+        return watch(folder, name, job.hang_seconds, end=True)
+    if job.hang_seconds:
+        keep_record(folder, name)
+    return lambda: None
 
 
 def _read_job(folder: Path) -> Job:

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +19,7 @@ HUNG = 75  # the exit code; EX_TEMPFAIL of sysexits(3): try again
 OTHERS_SECONDS = 3.0  # for the other tasks to write what they look like
 
 
-def watch(folder: Path, task: str, seconds: float = 60.0, end: bool = False) -> None:
+def watch(folder: Path, task: str, seconds: float = 60.0, end: bool = False) -> Callable[[], None]:
     """From now on, when this process makes no progress for so long, say so and write FOLDER/hang-report.html.
 
     Progress is a call of a traced function or a collective of TensorFlow's, and
@@ -29,11 +30,21 @@ def watch(folder: Path, task: str, seconds: float = 60.0, end: bool = False) -> 
     task     "worker 0"
     seconds  three times as long while this process computes
     end      also end this process, with exit code 75, so that whatever started it can start it again
+    Returns  what to call when the program has done its part and only waits for the others; the end of
+             the process calls it, too
     """
-    folder = Path(folder)
+    folder, over = Path(folder), threading.Event()
+    _evidence_path(folder, task).unlink(missing_ok=True)  # of an earlier attempt
     keep_record(folder, task)
-    atexit.register(_write, folder, task, "returned", None)
-    threading.Thread(target=_follow, args=(folder, task, seconds, end), daemon=True).start()
+
+    def done() -> None:
+        if not over.is_set():
+            over.set()
+            _write(folder, task, "returned", None)
+
+    atexit.register(done)
+    threading.Thread(target=_follow, args=(folder, task, seconds, end, over), daemon=True).start()
+    return done
 
 
 def keep_record(folder: Path, task: str) -> None:
@@ -44,10 +55,9 @@ def keep_record(folder: Path, task: str) -> None:
         tensorflow_calls.record_calls(recording)
 
 
-def _follow(folder: Path, task: str, seconds: float, end: bool) -> None:
+def _follow(folder: Path, task: str, seconds: float, end: bool, over: threading.Event) -> None:
     still, path = Stillness(seconds), recorder.path_of(folder, task)
-    while True:
-        time.sleep(still.pause)
+    while not over.wait(still.pause):
         notes = recorder.notes(path)
         if not still.hangs(notes, {task: time.process_time()}):
             continue
@@ -58,8 +68,8 @@ def _follow(folder: Path, task: str, seconds: float, end: bool) -> None:
         print(f"{task}: {found.summary} {page} shows all tasks.", file=sys.stderr, flush=True)
         if end:
             os._exit(HUNG)
-        while recorder.notes(path) == notes:  # one report for one hang
-            time.sleep(still.pause)
+        while recorder.notes(path) == notes and not over.wait(still.pause):  # one report for one hang
+            pass
 
 
 def _evidence_path(folder: Path, task: str) -> Path:
