@@ -25,7 +25,7 @@ SECONDS = {
     | {"test_book": 63, "test_models": 54, "test_jax_only": 50, "test_pipeline": 34, "test_grade_command": 22}
     | {"test_plan_machine": 21, "test_parameter_server": 20, "test_cluster_network": 19, "test_devices": 19}
     | {"test_worker_checks": 17, "test_plan_network": 14, "test_forks": 12, "test_grade_inside": 8}
-    | {"test_zoo": 290, "test_cluster_cli": 7},
+    | {"test_zoo": 290, "test_cluster_cli": 7, "test_hangs": 45, "test_tensorflow_calls": 10},
 }
 
 

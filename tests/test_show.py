@@ -83,7 +83,7 @@ DRAWN = {
     "roofline": lambda: show.roofline({"float32": (1e9, 1e8), "bfloat16": (1e12, 1e8)}, 200e12, 800e9, CAPTION),
     "path": lambda: show.path([("Does it fit?", "no")], ["cut it (07)"], CAPTION),
     "tree": lambda: show.tree(strategy_view.tree(framework="TensorFlow", device="GPUs or CPUs"), CAPTION),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(params=DRAWN)

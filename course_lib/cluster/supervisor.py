@@ -188,9 +188,11 @@ class Supervisor:
             self.say("gone", task=task.name)  # nothing but a command starts it again
         else:
             await self.cause(task)
-            if self.job.hang_seconds and (found := await asyncio.to_thread(different_calls, self)):
-                self.say("hang", report=found.as_json())
-            self.finish("failed", f"{task.name} {'was killed' if task.wanted else 'failed'}")
+            async with self.changing:  # all fail together, and the first one asks
+                if self.job.hang_seconds and not self.over.done():
+                    if found := await asyncio.to_thread(different_calls, self):
+                        self.say("hang", report=found.as_json())
+                self.finish("failed", f"{task.name} {'was killed' if task.wanted else 'failed'}")
 
     async def recover(self, task: TaskProcess) -> None:
         async with self.changing:

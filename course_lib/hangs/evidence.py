@@ -188,7 +188,7 @@ def _stacks_path(folder: Path, task: str) -> Path:
 def _stacks(folder: Path, task: str, pid: int) -> tuple[tuple[Frame, ...], ...]:
     """Ask a process for its stacks; none when it does not answer."""
     path = _stacks_path(folder, task)
-    if not path.exists():
+    if not path.exists() or not _catches_signal(pid):
         return ()
     before, until = path.stat().st_size, time.monotonic() + ANSWER_SECONDS
     os.kill(pid, STACKS_SIGNAL)
@@ -200,6 +200,15 @@ def _stacks(folder: Path, task: str, pid: int) -> tuple[tuple[Frame, ...], ...]:
             break
         size = grown
     return parse_stacks(path.read_bytes()[before:].decode(errors="replace"))
+
+
+def _catches_signal(pid: int) -> bool:
+    """Whether the signal has a handler; it would end a process that has none yet."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:  # not Linux: the file is there, and the handler comes with it
+        return True
+    return bool(int(re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)[1], 16) >> (STACKS_SIGNAL - 1) & 1)
 
 
 def parse_stacks(text: str) -> tuple[tuple[Frame, ...], ...]:
