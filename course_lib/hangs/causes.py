@@ -110,9 +110,7 @@ def _joining(tasks: Sequence[Evidence]) -> HangCause | None:
     for one in tasks:
         if one.state == "returned":
             return HangCause("not started", one.task, f"{one.task} returned without joining the cluster.")
-    return _unreachable(tasks) or HangCause(
-        "unreachable", joining[-1].task, f"All tasks wait to join the cluster; {joining[-1].task} came last."
-    )
+    return _unreachable(tasks) or HangCause("unknown", "", "All tasks wait for the cluster to form.")
 
 
 def _finished(tasks: Sequence[Evidence]) -> HangCause | None:

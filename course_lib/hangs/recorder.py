@@ -96,7 +96,7 @@ class Recorder:
             return self._collectives if collective else 0
 
     def leave(self, number: int) -> None:
-        """Note that a call came back; it stays open when it raised."""
+        """Note that a call came back."""
         with self._lock:
             NOW.pack_into(self._map, HEADER.size, 0, b"")
             if number:

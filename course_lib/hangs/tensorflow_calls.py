@@ -44,9 +44,10 @@ def _of_function(call: Callable, eager: Callable[[], bool]) -> Callable:
         if note is None:
             note = self.__dict__[_NOTE] = _note(self)
         number = _recorder[0].enter(*note)
-        result = call(self, *inputs)
-        _recorder[0].leave(number)
-        return result
+        try:
+            return call(self, *inputs)
+        finally:
+            _recorder[0].leave(number)
 
     return noted
 
@@ -80,9 +81,10 @@ def _of_collective(call: Callable, function: str, eager: Callable[[], bool]) -> 
             return call(*inputs, **options)
         values = [value for value in [*inputs, *options.values()] if hasattr(value, "shape")]
         number = _recorder[0].enter(encoded("eager", [_described(kind, values[:1] if kind == name else [])]), True)
-        result = call(*inputs, **options)
-        _recorder[0].leave(number)
-        return result
+        try:
+            return call(*inputs, **options)
+        finally:
+            _recorder[0].leave(number)
 
     return noted
 
