@@ -54,7 +54,7 @@ def check(lab, configs=None, before=("", ""), folder=None, environment=({}, {}),
     answers = []
     for process in running:
         out, err = process.communicate(timeout=60)
-        assert process.returncode in (0, 1) and out, err
+        assert process.returncode in (0, 1) and not err, err
         answer = json.loads(out)
         assert answer["fine"] == (process.returncode == 0) == all(one["fine"] for one in answer["findings"])
         answers.append(answer["findings"])
@@ -161,6 +161,14 @@ def test_a_folder_that_is_each_machines_own(machines, tmp_path):
     own = f"mount -t tmpfs none {tmp_path}"
     for findings in check(machines, before=("", own), folder=tmp_path):
         assert "is not shared: what worker" in faults(findings)["folder"]
+
+
+@pytest.mark.slow
+@needs_links
+def test_a_folder_that_one_machine_cannot_write(machines, tmp_path):
+    first, second = check(machines, before=("", f"mount -t tmpfs -o ro none {tmp_path}"), folder=tmp_path)
+    assert faults(second) == {"folder": f" {tmp_path} cannot be written on this machine (Read-only file system)."}
+    assert list(faults(first)) == ["folder"]
 
 
 @pytest.mark.slow

@@ -85,23 +85,19 @@ class MachineCheck:
             return
         self._say("port", [], f"{port} is free on this machine")
         async with server:
-            token = self.folder and self._token(self.name)
+            written = self._write_token()
             try:
-                if token:
-                    token.write_text(self._secret)
                 await exchange.ask_all(self.seconds)
                 await exchange.wait(lambda peer: peer.heard or not peer.hello, HEARD_SECONDS)
                 self._compare(exchange.peers)
-                if token:
+                if written:
                     await self._read_tokens(exchange)
                 exchange.fine.set_result(self.fine)
                 await exchange.wait(lambda peer: peer.ready is not None or not peer.hello, HEARD_SECONDS)
-            except OSError as error:
-                self._say("folder", [f"{self.folder} cannot be written on this machine ({error.strerror})."])
             finally:
-                exchange.stop()
-                if token:
-                    token.unlink(missing_ok=True)
+                await exchange.end(HEARD_SECONDS)
+                if written:
+                    self._token(self.name).unlink(missing_ok=True)
         if self.fine and all(peer.ready for peer in exchange.peers.values()):
             await self._all_reduce(exchange.peers)
 
@@ -111,6 +107,16 @@ class MachineCheck:
 
     def _token(self, name: str) -> Path:
         return self.folder / f".course-check-{name.replace(' ', '-')}"
+
+    def _write_token(self) -> bool:
+        if not self.folder:
+            return False
+        try:
+            self._token(self.name).write_text(self._secret)
+        except OSError as error:
+            self._say("folder", [f"{self.folder} cannot be written on this machine ({error.strerror})."])
+            return False
+        return True
 
     def _hello(self) -> dict:
         return {

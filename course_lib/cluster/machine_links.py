@@ -53,6 +53,7 @@ class Exchange:
         self.fine: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._asked: list[asyncio.Task] = []
         self._following: list[asyncio.Task] = []  # the loop itself keeps only weak references
+        self._answering: set[asyncio.Task] = set()
 
     async def serve(self, port: int) -> asyncio.Server:
         """Answer the others.
@@ -67,8 +68,13 @@ class Exchange:
         if self._asked:
             await asyncio.wait(self._asked, timeout=seconds)
 
-    def stop(self) -> None:
-        for task in (*self._asked, *self._following):
+    async def end(self, seconds: float) -> None:
+        """Let the others hear how this machine's checks went, for so long, and stop."""
+        if not self.fine.done():
+            self.fine.set_result(False)
+        if self._answering:
+            await asyncio.wait(self._answering, timeout=seconds)
+        for task in (*self._asked, *self._following, *self._answering):
             task.cancel()
 
     async def wait(self, holds: Callable[[Peer], bool], seconds: float) -> None:
@@ -79,7 +85,9 @@ class Exchange:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """The other end of `_ask`."""
-        with suppress(OSError, ValueError, asyncio.IncompleteReadError, KeyError):
+        self._answering.add(asyncio.current_task())
+        asyncio.current_task().add_done_callback(self._answering.discard)
+        with suppress(OSError, ValueError, asyncio.IncompleteReadError, KeyError, asyncio.CancelledError):
             hello = json.loads(await reader.readline())
             await _send(writer, self.hello())
             if hello["name"] in self.peers:
