@@ -246,7 +246,7 @@ def test_of_two_tasks_the_one_that_departs_from_what_it_did_is_named():
 
 def test_a_report_shows_its_tasks_as_text_in_a_notebook_and_as_a_page(tmp_path):
     ahead = task(calls=("step: A", "<b> & step"), memory_bytes=2**20, busy=0.25, step=4, waits={"futex_do_wait": 9})
-    found = hangs.HangReport.of([ahead, task("worker 1", calls=("step: A",), **RETURNED)], 60)
+    found = hangs.HangReport((ahead, task("worker 1", calls=("step: A",), **RETURNED)), 60)
     page = found.write(tmp_path / "hang-report").read_text()
     text = (tmp_path / "hang-report.txt").read_text()
     about = "No task made progress for 60 s. Look at worker 0 (entered alone): worker 0 is in a call"
@@ -330,6 +330,12 @@ def test_the_command_writes_the_page(tmp_path, monkeypatch, capfd):
     said = capfd.readouterr().err
     assert "worker 1 is at train.py:4 in train" in said and "hang-report.html shows each task" in said
     assert "train.py:4 in train" in (tmp_path / "hang-report.html").read_text()
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CourseError, match="records cannot be kept in .*file"):
+        hangs.watch(tmp_path / "file", "worker 0")
 
 
 OWN = """

@@ -27,7 +27,7 @@ TAUGHT = (
     ),  # every lesson
     ("compare", "profiler", "measure"),  # 01, 02
     ("collectives", "precision", "step_rules", "training"),  # 02, 09
-    ("tcp_bytes", "hangs", "cluster", "support_matrix", "parameter_server"),  # 03, 04, 12
+    ("tcp_bytes", "hangs", "cluster", "support_matrix", "parameter_server"),  # 03, 04
     ("layout_maps", "sharding", "tpu"),  # 07, 05
     ("pipeline", "accumulate"),  # 06, 08
     ("planner", "views"),  # 10

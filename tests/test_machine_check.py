@@ -1,11 +1,15 @@
 """`course cluster check` on two machines: network namespaces, each with its own command, and one fault at a time."""
 
+import asyncio
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pytest
 from network_links import needs_links
@@ -13,6 +17,7 @@ from network_links import needs_links
 from course_lib import cluster
 from course_lib.cli import main
 from course_lib.cluster import limited_links
+from course_lib.cluster.machine_links import Exchange
 
 HOSTS = ["10.77.0.1:23450", "10.77.0.2:23450"]
 SECONDS = 4  # to wait for the other machine
@@ -177,6 +182,46 @@ def test_a_web_proxy_that_tensorflow_asks_and_the_ports_do_not(machines):
     proxy = {"http_proxy": "http://10.77.0.9:3128", "no_proxy": "", "no_grpc_proxy": ""}
     findings = check(machines, environment=(proxy, proxy), seconds=15)
     assert any("http_proxy is set" in faults(found).get("all-reduce", "") for found in findings)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.0 400 Bad Request\r\n\r\n", b"[]\n", b"{}\n", b""])
+def test_another_program_at_the_other_machines_port(answer, capsys):
+    with socket.create_server(("localhost", 0)) as other, socket.create_server(("localhost", 0)) as free:
+        ports = [server.getsockname()[1] for server in (free, other)]
+        free.close()
+
+        def answers():
+            with suppress(OSError):
+                while True:
+                    caller, _ = other.accept()
+                    with caller:
+                        caller.recv(4096)
+                        caller.sendall(answer)
+
+        threading.Thread(target=answers, daemon=True).start()
+        words = ["--config", config(0, [f"localhost:{port}" for port in ports]), "--seconds", "1"]
+        assert main(["cluster", "check", *words]) == 1
+        other.shutdown(socket.SHUT_RDWR)
+    said = capsys.readouterr()
+    assert "worker 1 at" in said.out and "another program answers there" in said.out and said.err == ""
+
+
+@pytest.mark.parametrize("question", [b"GET / HTTP/1.0\r\n\r\n", b"[]\n", b'{"name": []}\n', b"{}\n"])
+def test_another_programs_question_disturbs_nothing(question, capfd):
+    async def ask():
+        exchange = Exchange(lambda: {"name": "worker 0"}, {"worker 1": "localhost:1"})
+        server = await exchange.serve(0)
+        async with server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+            writer.write(question)
+            writer.write_eof()
+            await reader.read()
+            writer.close()
+            await exchange.end(1)
+        return exchange.peers["worker 1"].heard
+
+    assert asyncio.run(ask()) is False
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

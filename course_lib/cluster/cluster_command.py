@@ -88,9 +88,13 @@ def run_here(arguments: argparse.Namespace) -> int:
 
 
 def _write_reports(hangs: Sequence[HangReport], folder: Path | None) -> None:
-    for report in hangs[-1:]:
-        page = report.write((folder or Path()) / "hang-report")
-        print(f"{report.summary} {page} shows each task.", file=sys.stderr)
+    if not hangs:
+        return
+    try:
+        shown = f"{hangs[-1].write((folder or Path()) / 'hang-report')} shows each task."
+    except OSError as error:
+        shown = f"Its page cannot be written here ({error.strerror})."
+    print(f"{hangs[-1].summary} {shown}", file=sys.stderr)
 
 
 def check_machines(arguments: argparse.Namespace) -> int:

@@ -109,18 +109,9 @@ def _measure(program, megabits: Sequence[float], workers: int, arguments: dict) 
 
 def timed_all_reduces(task, megabits, sizes, repeats):
     """A worker's program: one row per rate and its buffer's size, in float32 numbers."""
-    import tensorflow as tf
-
-    strategy = _ring_strategy()
-
-    def replica_sum(buffer):
-        on_device = tf.identity(buffer)  # all_reduce needs a tensor with a device
-        return tf.distribute.get_replica_context().all_reduce("SUM", on_device)
-
-    rows = []
+    strategy, rows = ring_strategy(), []
     for rate, size in zip(megabits, sizes):
-        buffer = tf.ones(size)
-        all_reduce = tf.function(lambda buffer=buffer: strategy.run(replica_sum, args=(buffer,)))
+        all_reduce = all_reduce_step(strategy, size)
         limited_links.limit_rate(Link(rate))
         rows.append({"buffer_bytes": 4 * size, **_time(all_reduce, repeats)})
     return rows
@@ -133,7 +124,7 @@ def timed_training_steps(task, megabits, repeats):
 
     from course_lib import training
 
-    strategy = _ring_strategy()
+    strategy = ring_strategy()
     keras.utils.set_random_seed(0)
 
     def made():
@@ -156,7 +147,21 @@ def timed_training_steps(task, megabits, repeats):
     return timings
 
 
-def _ring_strategy():
+def all_reduce_step(strategy, size):
+    """A traced step that sums `size` float32 ones over a strategy's replicas."""
+    import tensorflow as tf
+
+    buffer = tf.ones(size)
+
+    def replica_sum():
+        on_device = tf.identity(buffer)  # all_reduce needs a tensor with a device
+        return tf.distribute.get_replica_context().all_reduce("SUM", on_device)
+
+    return tf.function(lambda: strategy.run(replica_sum))
+
+
+def ring_strategy():
+    """The workers of TF_CONFIG, joined, with rings as their collectives."""
     import tensorflow as tf
 
     options = tf.distribute.experimental

@@ -22,7 +22,7 @@ async def watch_for_hangs(supervisor) -> None:
             if supervisor.over.done() or not still.hangs(progress, _cpu_seconds(tasks)):
                 continue
             looks = await asyncio.to_thread(_gather, tasks, supervisor.folder, still.busy)
-            found = HangReport.of(looks, job.hang_seconds)
+            found = HangReport(looks, job.hang_seconds)
             supervisor.say("hang", report=found.as_json())
             if supervisor.restarts == job.restarts:
                 supervisor.finish("hung", found.summary)
@@ -34,7 +34,7 @@ async def watch_for_hangs(supervisor) -> None:
 
 def different_calls(supervisor) -> HangReport | None:
     """Where a task failed: the first call with collectives that is not the same on all, if there is one."""
-    found = HangReport.of(_gather(supervisor.tasks, supervisor.folder, {}), 0)
+    found = HangReport(_gather(supervisor.tasks, supervisor.folder, {}), 0)
     return found if found.diagnosis.cause in ("other order", "entered alone") else None
 
 
@@ -57,9 +57,9 @@ def _cpu_seconds(tasks: Mapping[str, TaskProcess]) -> dict[str, float]:
     return used
 
 
-def _gather(tasks: Mapping[str, TaskProcess], folder: Path, busy: Mapping[str, float]) -> list[Evidence]:
+def _gather(tasks: Mapping[str, TaskProcess], folder: Path, busy: Mapping[str, float]) -> tuple[Evidence, ...]:
     """What each task looks like; asks each process for its stacks."""
-    return [
+    return tuple(
         evidence.gather(
             folder,
             name,
@@ -68,4 +68,4 @@ def _gather(tasks: Mapping[str, TaskProcess], folder: Path, busy: Mapping[str, f
             busy.get(name),
         )
         for name, task in tasks.items()
-    ]
+    )

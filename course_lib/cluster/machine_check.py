@@ -6,9 +6,9 @@ to every other; both say who they are, what they run and what time it is; then T
 
 import asyncio
 import os
-import platform
 import secrets
 import socket
+import statistics
 import subprocess
 import sys
 import threading
@@ -16,15 +16,15 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
-from course_lib.cluster.communication import ring_bytes
+from course_lib import devices
+from course_lib.cluster.communication import all_reduce_step, ring_bytes, ring_strategy
 from course_lib.cluster.machine_links import RETRY_SECONDS, Exchange, Peer, host_and_port
 from course_lib.cluster.own_task import read_tf_config
 from course_lib.errors import CourseError
 
-PACKAGES = ("tensorflow", "keras", "jax", "numpy", "distributed-training-course")
+PACKAGES = ("tensorflow", "keras", "jax", "numpy")  # that training sees
 NAME_SECONDS = 3.0
 HEARD_SECONDS = 5.0  # for the others to reach this machine once this one has reached them
 CLOCK_SECONDS = 1.0  # that two clocks may differ
@@ -64,7 +64,9 @@ class MachineCheck:
                 f"give each machine its own place in the list."
             )
         self.findings: list[Finding] = []
-        self._secret = secrets.token_hex(8)
+        self._secret, machine = secrets.token_hex(8), devices.machine()
+        installed = {name: machine.versions[name] for name in PACKAGES if machine.versions[name]}
+        self._versions = {"python": machine.python, **installed}
 
     @property
     def fine(self) -> bool:
@@ -122,7 +124,7 @@ class MachineCheck:
         return {
             "name": self.name,
             "addresses": self.addresses,
-            "versions": {"python": platform.python_version(), **_versions()},
+            "versions": self._versions,
             "time": time.time(),
             "token": self._secret,
         }
@@ -156,7 +158,6 @@ class MachineCheck:
 
     def _compare(self, peers: Mapping[str, Peer]) -> None:
         known = {name: peer for name, peer in peers.items() if peer.hello}
-        own = self._hello()
         faults = [
             f"{name} at {self.addresses[name]} is not reached: {peer.error}."
             for name, peer in peers.items()
@@ -183,10 +184,10 @@ class MachineCheck:
         faults = [
             f"{package} is {version} here and {peer.hello['versions'].get(package, 'missing')} on {name}."
             for name, peer in known.items()
-            for package, version in own["versions"].items()
+            for package, version in self._versions.items()
             if peer.hello["versions"].get(package) != version
         ]
-        self._say("versions", faults, ", ".join(f"{name} {version}" for name, version in own["versions"].items()))
+        self._say("versions", faults, ", ".join(f"{name} {version}" for name, version in self._versions.items()))
         late = {name: peer.offset for name, peer in known.items() if abs(peer.offset) > CLOCK_SECONDS}
         faults = [f"{name}'s clock differs by {offset:+.1f} s: synchronise both." for name, offset in late.items()]
         most = max((abs(peer.offset) for peer in known.values()), default=0.0)
@@ -234,36 +235,12 @@ class MachineCheck:
 
 def sum_over_all() -> None:
     """In a process of its own: sum a buffer over all workers with TensorFlow, and print the median of five times."""
-    import statistics
-
-    import tensorflow as tf
-
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    buffer = tf.ones(BUFFER_BYTES // 4)
-
-    @tf.function
-    def sums():
-        def replica_sum():
-            return tf.distribute.get_replica_context().all_reduce("SUM", tf.identity(buffer))
-
-        return strategy.run(replica_sum)
-
-    seconds = []
+    strategy = ring_strategy()
+    step, seconds = all_reduce_step(strategy, BUFFER_BYTES // 4), []
     for _ in range(6):  # the first one traces and connects
         began = time.perf_counter()
-        total = sums().numpy()
+        total = step().numpy()
         seconds.append(time.perf_counter() - began)
     assert total[0] == strategy.num_replicas_in_sync
     print(statistics.median(seconds[1:]), flush=True)
     os._exit(0)  # TensorFlow's servers do not stop
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    for other in ("tensorflow-cpu", "tf-nightly"):  # another distribution of the same package
-        with suppress(metadata.PackageNotFoundError):
-            found.setdefault("tensorflow", metadata.version(other))
-    return found

@@ -16,6 +16,7 @@ RETRY_SECONDS = 0.2
 PROBE_BYTES = 2**16, 2**22  # sent over each link to see its rate: first few, then many where it is fast
 PROBE_SECONDS = 0.3
 LONGEST_LINE = 2**20
+NOT_THE_CHECK = (ValueError, KeyError, TypeError, asyncio.IncompleteReadError)  # what another program's answer raises
 
 
 @dataclass
@@ -87,13 +88,13 @@ class Exchange:
         """The other end of `_ask`."""
         self._answering.add(asyncio.current_task())
         asyncio.current_task().add_done_callback(self._answering.discard)
-        with suppress(OSError, ValueError, asyncio.IncompleteReadError, KeyError, asyncio.CancelledError):
-            hello = json.loads(await reader.readline())
+        with suppress(OSError, *NOT_THE_CHECK, asyncio.CancelledError):
+            hello = await _object(reader)
             await _send(writer, self.hello())
             if hello["name"] in self.peers:
                 self.peers[hello["name"]].heard = True
-            while length := json.loads(await reader.readline()).get("probe"):
-                await reader.readexactly(length)
+            while length := (await _object(reader))["probe"]:
+                await reader.readexactly(min(length, PROBE_BYTES[1]))
                 await _send(writer, {})
             await _send(writer, {"fine": await asyncio.shield(self.fine)})
         writer.close()
@@ -107,7 +108,7 @@ class Exchange:
                 reader, writer = await asyncio.wait_for(reaching, CONNECT_SECONDS)
                 began = time.time()
                 await _send(writer, self.hello())
-                hello = json.loads(await asyncio.wait_for(reader.readline(), CONNECT_SECONDS))
+                hello = await asyncio.wait_for(_object(reader), CONNECT_SECONDS)
                 peer.offset = hello["time"] - (began + time.time()) / 2
                 peer.rate = await _rate(reader, writer)
                 peer.hello = hello
@@ -117,14 +118,16 @@ class Exchange:
                 peer.error = "there is no answer; a firewall may drop what is sent, or the machine is off"
             except ConnectionRefusedError:
                 peer.error = "nothing listens there, or a firewall refuses; does the check run on it?"
-            except (OSError, ValueError, KeyError) as error:
-                peer.error = str(error) or "another program answers there"
+            except NOT_THE_CHECK:
+                peer.error = "another program answers there, or the check has just ended; what listens on that port?"
+            except OSError as error:
+                peer.error = error.strerror or str(error)
             await asyncio.sleep(RETRY_SECONDS)  # nothing announces that the other machine's check has begun
         self._following.append(asyncio.create_task(self._follow(peer, reader, writer)))
 
     async def _follow(self, peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, ValueError):
-            peer.ready = json.loads(await reader.readline())["fine"]
+        with suppress(OSError, *NOT_THE_CHECK):
+            peer.ready = (await _object(reader))["fine"]
         writer.close()
 
 
@@ -136,9 +139,20 @@ async def _rate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> f
             length = int(min(length, max(few, rate * PROBE_SECONDS)))
         began = time.perf_counter()
         await _send(writer, {"probe": length}, bytes(length))
-        await reader.readline()
+        await _object(reader)
         rate = length / (time.perf_counter() - began)
     return rate
+
+
+async def _object(reader: asyncio.StreamReader) -> dict:
+    """What the other end says next.
+
+    Raises  one of NOT_THE_CHECK when that is no object
+    """
+    said = json.loads(await reader.readline())
+    if not isinstance(said, dict):
+        raise ValueError("not an object")
+    return said
 
 
 async def _send(writer: asyncio.StreamWriter, content: Mapping, after: bytes = b"") -> None:

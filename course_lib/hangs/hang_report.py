@@ -1,6 +1,6 @@
 """What a job that stands still looks like, its tasks side by side: as text, in a notebook, and as one page."""
 
-from collections.abc import Sequence
+import functools
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -20,16 +20,15 @@ class HangReport:
 
     tasks      what each looked like
     seconds    that none had made progress; 0 when a task failed
-    diagnosis  which task differs, and why
     """
 
     tasks: tuple[Evidence, ...]
     seconds: float
-    diagnosis: HangCause
 
-    @classmethod
-    def of(cls, tasks: Sequence[Evidence], seconds: float) -> "HangReport":
-        return cls(tuple(tasks), seconds, diagnose(tasks))
+    @functools.cached_property
+    def diagnosis(self) -> HangCause:
+        """Which task differs, and why."""
+        return diagnose(self.tasks)
 
     @property
     def summary(self) -> str:
@@ -42,7 +41,7 @@ class HangReport:
 
     @classmethod
     def from_json(cls, fields: dict) -> "HangReport":
-        return cls.of([Evidence.from_json(one) for one in fields["tasks"]], fields["seconds"])
+        return cls(tuple(map(Evidence.from_json, fields["tasks"])), fields["seconds"])
 
     def table(self) -> Table:
         """One row per task."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from course_lib.errors import CourseError
 from course_lib.hangs import evidence, recorder, tensorflow_calls
 from course_lib.hangs.evidence import Evidence
 from course_lib.hangs.hang_report import HangReport
@@ -32,10 +33,16 @@ def watch(folder: Path, task: str, seconds: float = 60.0, end: bool = False) -> 
     end      also end this process, with exit code 75, so that whatever started it can start it again
     Returns  what to call when the program has done its part and only waits for the others; the end of
              the process calls it, too
+    Raises   CourseError when the folder cannot be written
     """
     folder, over = Path(folder), threading.Event()
-    _evidence_path(folder, task).unlink(missing_ok=True)  # of an earlier attempt
-    keep_record(folder, task)
+    try:
+        _evidence_path(folder, task).unlink(missing_ok=True)  # of an earlier attempt
+        keep_record(folder, task)
+    except OSError as error:
+        raise CourseError(
+            f"records cannot be kept in {folder} ({error.strerror}): give watch a folder that every task can write."
+        ) from None
 
     def done() -> None:
         if not over.is_set():
@@ -63,7 +70,7 @@ def _follow(folder: Path, task: str, seconds: float, end: bool, over: threading.
             continue
         _write(folder, task, "running", still.busy[task])
         time.sleep(OTHERS_SECONDS)
-        found = HangReport.of(_all(folder), seconds)
+        found = HangReport(_all(folder), seconds)
         page = found.write(folder / "hang-report")
         print(f"{task}: {found.summary} {page} shows all tasks.", file=sys.stderr, flush=True)
         if end:
@@ -83,7 +90,7 @@ def _write(folder: Path, task: str, state: str, busy: float | None) -> None:
     path.with_suffix(".new").replace(path)
 
 
-def _all(folder: Path) -> list[Evidence]:
+def _all(folder: Path) -> tuple[Evidence, ...]:
     """Every task that keeps a record; of one that has written nothing, its record alone."""
     found = []
     for path in sorted(folder.glob("records/*.record")):
@@ -92,4 +99,4 @@ def _all(folder: Path) -> list[Evidence]:
             written = Evidence.from_json(json.loads(_evidence_path(folder, path.stem).read_text()))
             look = written if written.notes == look.notes else look
         found.append(look)
-    return found
+    return tuple(found)

@@ -1,11 +1,10 @@
 """What a process is doing, in a file that others can read while it stands still. Standard library only.
 
-The file is mapped into memory: a note costs about a microsecond, and stays when the process is stopped or killed.
+The file is mapped into memory: a note costs a few microseconds, and stays when the process is stopped or killed.
 It holds how much was done, what is being done, and a ring of the last collectives that the process entered.
 """
 
 import mmap
-import os
 import re
 import struct
 import threading
@@ -15,7 +14,7 @@ from pathlib import Path
 
 COLLECTIVES = 64  # the last ones that are kept
 TEXT_BYTES = 240  # of one note
-HEADER = struct.Struct("<QQqd")  # notes so far, collectives so far, step, time of the last note
+HEADER = struct.Struct("<Qqd")  # notes so far, step, time of the last note
 NOW = struct.Struct(f"<H{TEXT_BYTES}s")  # what is being done, or nothing
 ENTRY = struct.Struct(f"<Q?H{TEXT_BYTES}s")  # number, left again, text
 CLUSTER = HEADER.size + NOW.size  # whom it waits for, in NOW's form
@@ -108,7 +107,7 @@ class Recorder:
 
     def _head(self) -> None:
         self._notes += 1
-        HEADER.pack_into(self._map, 0, self._notes, self._collectives, self._step, time.time())
+        HEADER.pack_into(self._map, 0, self._notes, self._step, time.time())
 
 
 def read(path: Path) -> TaskRecord | None:
@@ -117,7 +116,7 @@ def read(path: Path) -> TaskRecord | None:
         content = path.read_bytes()
     except OSError:
         return None
-    notes, _, step, seconds = HEADER.unpack_from(content)
+    notes, step, seconds = HEADER.unpack_from(content)
     now, cluster = (NOW.unpack_from(content, place) for place in (HEADER.size, CLUSTER))
     entries = [ENTRY.unpack_from(content, RING + k * ENTRY.size) for k in range(COLLECTIVES)]
     calls = (CollectiveCall(number, _text(text, size), left) for number, left, size, text in sorted(entries) if number)
@@ -172,4 +171,4 @@ def step(number: int) -> None:
 
 def path_of(folder: Path, task: str) -> Path:
     """Where a task's file lies."""
-    return Path(os.fspath(folder)) / "records" / f"{task}.record"
+    return Path(folder) / "records" / f"{task}.record"
