@@ -11,7 +11,7 @@ What lessons teach, about 5,000 lines, in the order in which modules may import 
   collectives training        02  all-reduces that count their bytes; steps that equal one device
   step_rules                  02  what a step counts, and what it refuses
   tcp_bytes                   04  bytes that went out, from the kernel's counters
-  hangs                       03  which task a job that stands still waits for, and why
+  hangs                       12  which task a job that stands still waits for, and why
   cluster                     03  jobs as real processes: here, under Slurm, on Kubernetes
   support_matrix              03  what stock Keras does under each strategy, as executed
   parameter_server            04  asynchronous training

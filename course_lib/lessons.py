@@ -192,6 +192,14 @@ _ALL = (
         minutes=1.5,
         packages=(*DATA, "psutil"),
     ),
+    Lesson(
+        name="12_when_it_hangs",
+        title="When it hangs, diverges or crawls",
+        question="Why does nothing happen, and which task is it?",
+        devices=1,
+        minutes=2,
+        packages=(*DATA, "psutil", "jax"),
+    ),
 )
 LESSONS = {lesson.name: lesson for lesson in _ALL}  # in the order in which they are taught
 NOTEBOOKS = {part.name: part for lesson in _ALL for part in (lesson, lesson.second) if part}

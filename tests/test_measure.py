@@ -17,9 +17,10 @@ import sys
 from course_lib import devices; devices.simulate(2, "jax")
 import jax, jax.numpy as jnp
 from course_lib import measure, profiler
+square = jax.jit(lambda x: x @ x)  # has a name: JAX 0.7.2 may crash when a function is dropped while it runs
 with profiler.profile(sys.argv[1]):
     with jax.profiler.TraceAnnotation("my mark"):
-        measure.wait({"a": [jax.jit(lambda x: x @ x)(jnp.ones((200, 200)))]})
+        measure.wait({"a": [square(jnp.ones((200, 200)))]})
 print(sum(event.name == "my mark" for event in profiler.read_trace(sys.argv[1])))
 """
 

@@ -220,7 +220,7 @@ def is_ignored(cell) -> bool:
 
 
 def proves(cell) -> bool:
-    return bool(re.search(r"^\s*assert\b|\bassert_\w+\(|^check\(", cell.source, re.MULTILINE))
+    return bool(re.search(r"^\s*assert\b|\bassert_\w+\(|^\s*check\(", cell.source, re.MULTILINE))
 
 
 @each_notebook

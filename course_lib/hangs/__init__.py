@@ -1,4 +1,4 @@
-"""A job that stands still: who waits for whom, and why. For lesson 03's jobs."""
+"""A job that stands still: who waits for whom, and why. Taught in notebooks/12."""
 
 from course_lib.hangs.causes import CAUSES, HangCause, diagnose
 from course_lib.hangs.evidence import Evidence
