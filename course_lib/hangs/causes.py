@@ -266,6 +266,8 @@ def _locks(one: Evidence) -> bool:
 
 
 def _place(one: Evidence) -> str:
+    if reading := _generator(one):
+        return f"in its input, at {reading}"
     return f"at {one.own}" if one.own else f"in {one.now}" if one.now else "at a place that is not known"
 
 
