@@ -84,7 +84,7 @@ def pretend_rerun(monkeypatch, wrong: str | None = None, review: tuple[str, ...]
 def signed(claim, key, tmp_path, capsys, monkeypatch) -> Path:
     pretend_rerun(monkeypatch)
     code, out, _ = call(capsys, "verify", claim, "--key", key, "--sign", tmp_path / "signed.html")
-    assert code == 0 and f"accepted: {TRUE_NAME}, 64 of 64 points in 12 exercises" in out
+    assert code == 0 and f"accepted: {TRUE_NAME}, 69 of 69 points in 13 exercises" in out
     return tmp_path / "signed.html"
 
 
@@ -116,7 +116,7 @@ def test_what_is_open_is_one_line_and_exit_code_1(tmp_path, capsys):
     folder, out = finish(tmp_path / "e", *list(judges.MODULES)[1:]), tmp_path / "c.html"
     code, said, err = call(capsys, "certificate", "--name", TRUE_NAME, "--folder", folder, "--out", out)
     assert (code, said) == (1, "") and not out.exists()
-    assert err == "course certificate: 60 of 64 points; open: 00_start_here (q1, q2, q3, q4)\n"
+    assert err == "course certificate: 65 of 69 points; open: 00_start_here (q1, q2, q3, q4)\n"
 
 
 @pytest.mark.parametrize("name", ["", "  ", "x" * 101, "Ada\x1b[31m", "\u202eadA", "\ud800"])
@@ -137,7 +137,7 @@ def test_a_claim_says_that_it_is_one_and_names_all(claim):
     assert "learner's own claim. Nobody has confirmed it" in text and all(
         exercise in text for exercise in judges.MODULES
     )
-    assert f"<h1>{TRUE_NAME}</h1>" in text and "64 of 64" in text
+    assert f"<h1>{TRUE_NAME}</h1>" in text and "69 of 69" in text
     made = certificate_page.opened(claim.read_bytes())
     assert made.key is None and made.record.digest in text
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", one.right_since) for one in made.record.exercises)
@@ -216,7 +216,7 @@ def test_to_sign_needs_a_key_and_to_check_a_signature_too(claim, signed, tmp_pat
 def test_a_signed_page_is_accepted_with_either_half(signed, key, capsys):
     for half in (key, f"{key}.pub"):
         code, out, err = call(capsys, "verify", signed, "--key", half)
-        assert (code, err) == (0, "") and out.startswith(f"accepted: {TRUE_NAME}, 64 of 64 points")
+        assert (code, err) == (0, "") and out.startswith(f"accepted: {TRUE_NAME}, 69 of 69 points")
 
 
 def test_a_signed_page_holds_no_answers(signed, claim):
@@ -319,7 +319,7 @@ def test_digests_that_were_made_to_fit_save_no_false_claim(claim, capsys):
         "claims 9 of 9 points": dataclasses.replace(
             made, exercises=(dataclasses.replace(first, points=9, of=9), *others)
         ),
-        "is not about this course's 12 exercises": dataclasses.replace(made, exercises=tuple(others)),
+        "is not about this course's 13 exercises": dataclasses.replace(made, exercises=tuple(others)),
         "are not those that the certificate names": dataclasses.replace(made, answers=swapped),
         "its answers cannot be read": dataclasses.replace(made, answers=bomb),
         "its record cannot be read": dataclasses.replace(made, name="Ada\nLovelace"),

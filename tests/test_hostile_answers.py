@@ -25,6 +25,7 @@ QUICK = {  # questions whose targets NumPy alone can judge
     "08_gradient_accumulation": ("q1", "q4"),
     "09_mixed_precision": ("q1", "q2"),
     "11_capstone": ("q2", "q3", "q5"),
+    "12_when_it_hangs": ("q1",),
 }
 QUESTIONS = [
     (exercise, question)

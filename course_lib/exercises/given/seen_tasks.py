@@ -1,0 +1,124 @@
+"""What a hang report knows of the tasks of jobs that stand still: drawn reports for exercise 12. Needs NumPy."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+USUAL = ("train_step", "train_step", "save", "train_step", "evaluate", "train_step", "save", "train_step", "train_step")
+
+
+@dataclass(frozen=True)
+class SeenTask:
+    """One task of a job that stands still.
+
+    name    "worker 0"
+    state   "running"; "returned" when its program has; "ended" when its process is gone and its program had not
+    joined  it made its strategy, or waits in it for the others
+    calls   the collective calls that it entered, in order: ("train_step", "save")
+    inside  it has not come back from the last of them
+    at      where a running task is that is in no call: "strategy", "input" or "own code"; else ""
+    """
+
+    name: str
+    state: str = "running"
+    joined: bool = True
+    calls: tuple[str, ...] = ()
+    inside: bool = False
+    at: str = ""
+
+
+def seen_jobs(seed: int) -> list[list[SeenTask]]:
+    """Jobs of three to five tasks; in each, one differs from all others, which are alike.
+
+    Every way of differing is met with the first task, with the last one and with one between.
+    """
+    rng, jobs = np.random.default_rng(seed), []
+    for differs in _WAYS:
+        for tasks in (3, 4, 5):
+            place = {3: 0, 4: int(rng.integers(1, 3)), 5: 4}[tasks]
+            length = int(rng.integers(7, len(USUAL) + 1))  # so that each name of USUAL is among the calls
+            others, odd = differs(rng, length)
+            jobs.append([replace(odd if k == place else others, name=f"worker {k}") for k in range(tasks)])
+    return jobs
+
+
+def _waiting(calls) -> SeenTask:
+    return SeenTask("", calls=tuple(calls), inside=True)
+
+
+def _late(rng, length):
+    """Everybody else waits for it in the strategy."""
+    return SeenTask("", at="strategy"), SeenTask("", joined=False, at=str(rng.choice(["own code", "input"])))
+
+
+def _back_too_soon(rng, length):
+    return SeenTask("", at="strategy"), SeenTask("", state="returned", joined=False)
+
+
+def _dead_too_soon(rng, length):
+    return SeenTask("", at="strategy"), SeenTask("", state="ended", joined=False)
+
+
+def _dead(rng, length):
+    """In a call or between two."""
+    odd = SeenTask("", state="ended", calls=USUAL[: length - 1])
+    within = _waiting(USUAL[:length])
+    return within, odd if rng.random() < 0.5 else replace(within, state="ended")
+
+
+def _dead_in_its_own_call(rng, length):
+    return _waiting(USUAL[:length]), replace(_waiting((*USUAL[: length - 1], "summary")), state="ended")
+
+
+def _one_fewer(rng, length):
+    return _waiting(USUAL[:length]), SeenTask("", state="returned", calls=USUAL[: length - 1])
+
+
+def _in_its_own_call(rng, length):
+    return _waiting(USUAL[:length]), _waiting((*USUAL[: length - 1], "summary"))
+
+
+def _came_back_from_its_own_call(rng, length):
+    """The sums went on with what they got; only the numbers of the calls are shifted."""
+    place = int(rng.integers(1, length - 2))
+    return _waiting(USUAL[:length]), _waiting((*USUAL[:place], "summary", *USUAL[place : length - 1]))
+
+
+def _last_in_its_own_call(rng, length):
+    """All others have returned."""
+    return SeenTask("", state="returned", calls=USUAL[:length]), _waiting((*USUAL[:length], "summary"))
+
+
+def _swapped(rng, length):
+    calls, place = list(USUAL[:length]), int(rng.choice([1, 2, 3, 4]))
+    calls[place : place + 2] = calls[place : place + 2][::-1]
+    return _waiting(USUAL[:length]), _waiting(calls)
+
+
+def _once_more(rng, length):
+    """A call that the others made before, too."""
+    return _waiting(USUAL[:length]), _waiting((*USUAL[: length - 1], "evaluate"))
+
+
+def _left_out(rng, length):
+    """So it is through before the others."""
+    calls = (*USUAL[:2], *USUAL[3:length])
+    return _waiting(USUAL[:length]), SeenTask("", state="returned", calls=calls)
+
+
+def _left_out_and_reads(rng, length):
+    calls = (*USUAL[:4], *USUAL[5 : length - 1])
+    return _waiting(USUAL[:length]), SeenTask("", calls=calls, at="input")
+
+
+def _reads(rng, length):
+    return _waiting(USUAL[:length]), SeenTask("", calls=USUAL[: length - 1], at="input")
+
+
+def _computes(rng, length):
+    return _waiting(USUAL[:length]), SeenTask("", calls=USUAL[: length - 1], at="own code")
+
+
+_WAYS = (_late, _back_too_soon, _dead_too_soon, _dead, _dead_in_its_own_call, _one_fewer, _in_its_own_call)
+_WAYS += (_came_back_from_its_own_call, _last_in_its_own_call, _swapped, _once_more, _left_out, _left_out_and_reads)
+_WAYS += (_reads, _computes)

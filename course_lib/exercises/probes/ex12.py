@@ -1,0 +1,56 @@
+"""Probes of exercise 12: reports of jobs that stand still, and four repaired programs on two real workers.
+
+Needs NumPy; TensorFlow in the worker processes. The inputs are functions of the seed, given in given/incidents.py.
+"""
+
+from course_lib.exercises.given import incidents
+from course_lib.exercises.given.seen_tasks import seen_jobs
+from course_lib.exercises.probes import ex12_workers, workers
+
+OWN_SEED = 12  # of the incidents in the notebook
+HANG_SECONDS = 15  # without progress; a step takes milliseconds, and the workers' start counts as computing
+
+
+def probe_diagnose(names, seed):
+    """[task, cause] for each job."""
+    return {"jobs": [list(names["diagnose"](list(job))) for job in seen_jobs(seed)]}
+
+
+def probe_early_stop(names, seed):
+    """The diagnosis, and what each worker returned."""
+    return _diagnosed_and_run(names, "diagnosis_2", "stop_together", incidents.early_stop(seed))
+
+
+def probe_mixed_order(names, seed):
+    """The diagnosis, and what each worker returned."""
+    return _diagnosed_and_run(names, "diagnosis_3", "sum_in_order", incidents.mixed_order(seed, gaps=True))
+
+
+def probe_bad_rows(names, seed):
+    """The diagnosis, and what each worker returned."""
+    return _diagnosed_and_run(names, "diagnosis_4", "skip_together", incidents.bad_rows(seed, several=True))
+
+
+def schedules(seed: int) -> list[tuple[list[int], list[float]]]:
+    """(sizes, rates): a small one, then drawn ones."""
+    drawn = [incidents.schedule(seed + k) for k in range(4)]
+    return [([4, 4], [0.1, 0.1])] + [([len(y) for _, y in one["shards"][0]], one["rates"]) for one in drawn]
+
+
+def probe_schedule(names, seed):
+    """The learner's number of traces for each schedule; what each worker returned, and the traces counted there."""
+    counts = [names["traces_of"](list(sizes), list(rates)) for sizes, rates in schedules(seed)]
+    outcome = _run(names["train_quickly"], incidents.schedule(seed))
+    found = list(outcome.results.values())
+    return {"counts": counts, "workers": [one["result"] for one in found], "traces": [one["traces"] for one in found]}
+
+
+def _diagnosed_and_run(names, diagnosis, program, settings):
+    said = list(names[diagnosis]())
+    outcome = _run(names[program], settings)
+    return {"diagnosis": said, "workers": [found["result"] for found in outcome.results.values()]}
+
+
+def _run(program, settings):
+    job = workers.job(program, workers=incidents.WORKERS, arguments=settings, hang_seconds=HANG_SECONDS)
+    return workers.run(job, job.program.function, watch=ex12_workers.watched)
