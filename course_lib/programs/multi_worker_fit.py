@@ -8,7 +8,7 @@ Slurm:       srun --ntasks-per-node=1 python train.py --data data.npz --folder /
 Kubernetes:  the pods of a Kubeflow TFJob, which sets TF_CONFIG; /shared is a volume of all pods
 Colab:       !python train.py --data data.npz --folder run    (without TF_CONFIG it is one worker)
 
-All machines see --folder. They wait for each other at the start, without a word: TF_CPP_MIN_LOG_LEVEL=0 says for whom.
+All machines see --folder. They wait for each other at the start; at log level INFO, TensorFlow says once for whom.
 When a worker is lost the others end with an error; start all again, and they go on after the last whole epoch.
 """
 
