@@ -1,6 +1,7 @@
 """Single edits of the published answers: that they are made, and that the checks refuse them.
 
-All of them are tried by `python tests/answer_mutants.py`; here a few of each quick question are.
+All of them are tried by `python tests/answer_mutants.py`; here a few of each quick question are, and the wrong answers
+of people that a check once called right.
 """
 
 import contextlib
@@ -21,6 +22,18 @@ need("tensorflow")
 FEW = 8  # of each question
 SAME = tomllib.loads(answer_mutants.SAME_FILE.read_text(encoding="utf-8"))
 QUESTIONS = [(exercise, question) for exercise in judges.MODULES for question in judges.questions(exercise)]
+ONCE_PASSED = [
+    pytest.param(
+        exercise,
+        question,
+        dict(answer["edit"]),
+        id=f"{exercise}-{question.name}-{answer['what']}".replace(" ", "_"),
+        marks=(pytest.mark.slow,) if question.takes_long else (),
+    )
+    for exercise, rows in tomllib.loads(answer_mutants.SAME_FILE.with_name("once_passed.toml").read_text()).items()
+    for question in judges.questions(exercise)
+    for answer in rows.get(question.name, ())
+]
 SOURCE = '''
 def steps(examples, batch, drop=False):
     """Docstring."""
@@ -85,3 +98,10 @@ def test_edited_answers_are_refused(exercise, question):
                 continue  # its cell raises, and defines no answer
             said = judge(nameless, ask(question.probe, question.asks_for, names, 0, seconds=60), 0)
         assert not said.right, made[number].change
+
+
+@pytest.mark.parametrize("exercise, question, edit", ONCE_PASSED)
+def test_what_once_passed_is_refused(exercise, question, edit):
+    answers = ask(question.probe, question.asks_for, question.answer.names(edit), seed=0)
+    verdict = judge(question, answers, seed=0)
+    assert not verdict.right

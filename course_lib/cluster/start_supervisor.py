@@ -51,8 +51,11 @@ def start_supervisor(job: Job, folder: str, keep: bool, ports: Sequence[int], lo
 
 
 def can_fork(job: Job) -> bool:
-    """Whether forks can be a job's tasks: on Linux, with a framework to import, and without GPUs or a link."""
-    if sys.platform != "linux" or job.resources.gpus or job.link:
+    """Whether forks can be a job's tasks: on Linux, with a framework to import, and without GPUs or a link.
+
+    All forks order a set alike. Where the job sets PYTHONHASHSEED, each task starts Python itself.
+    """
+    if sys.platform != "linux" or job.resources.gpus or job.link or "PYTHONHASHSEED" in job.environment:
         return False
     return job.needs_framework
 

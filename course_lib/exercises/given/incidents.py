@@ -7,6 +7,7 @@ import numpy as np
 
 WORKERS = 2
 KINDS = ("ant", "bee", "cat", "dog")
+MORE_KINDS = (*KINDS, "elk", "fox", "gnu", "hen")
 CLEAR = 1.001  # no loss is nearer to the threshold than this factor, so that rounding decides nothing
 
 
@@ -49,20 +50,20 @@ def mixed_order(seed: int, gaps: bool = False) -> dict[str, object]:
     """q3: for each worker and step rows of (kind, 3 numbers, target), and the kinds.
 
     gaps  False: every worker has every kind, in the order of `kinds`, but for one worker from some step on.
-          True: orders of all sorts, and kinds that one worker lacks in a step, or both
+          True: other kinds, orders of all sorts, and kinds that one worker lacks in a step, or both
     """
     rng, steps = np.random.default_rng(seed), 8
-    kinds = [str(kind) for kind in rng.permutation(KINDS)]
+    kinds = [str(kind) for kind in (rng.permutation(MORE_KINDS)[:5] if gaps else rng.permutation(KINDS))]
     goals = dict(zip(kinds, rng.normal(size=(len(kinds), 3)) * 2))
     odd, since = int(rng.integers(WORKERS)), int(rng.integers(2, 5))
-    lacking = _lacking(rng, steps) if gaps else {}
+    lacking = _lacking(rng, steps, len(kinds)) if gaps else {}
 
     def batch(worker, step):
         order = kinds
         if gaps or worker == odd and step >= since:
             shift = int(rng.integers(1, len(kinds)))  # another order than that of `kinds`
             order = kinds[shift:] + kinds[:shift]
-        present = [kind for kind in order if KINDS.index(kind) not in lacking.get((worker, step), ())]
+        present = [kind for kind in order if kinds.index(kind) not in lacking.get((worker, step), ())]
         rows = [kind for kind in present for _ in range(rng.integers(1, 4))]
         x = rng.normal(size=(len(rows), 3))
         return [(kind, row.tolist(), float(row @ goals[kind])) for kind, row in zip(rows, x)]
@@ -76,20 +77,21 @@ def mixed_order(seed: int, gaps: bool = False) -> dict[str, object]:
     }
 
 
-def _lacking(rng, steps) -> dict[tuple[int, int], set[int]]:
-    """(worker, step) to the kinds that it lacks there: three times one worker, once the other, once both."""
+def _lacking(rng, steps, kinds) -> dict[tuple[int, int], set[int]]:
+    """(worker, step) to the places of kinds that it lacks there: three times one worker, once the other, once both."""
     one = int(rng.integers(WORKERS))
     chosen = rng.permutation(steps)
-    lacking = {(one, int(step)): {int(rng.integers(len(KINDS)))} for step in chosen[:3]}
-    lacking[1 - one, int(chosen[3])] = {int(rng.integers(len(KINDS)))}
-    nobodys = {int(rng.integers(len(KINDS)))}
+    lacking = {(one, int(step)): {int(rng.integers(kinds))} for step in chosen[:3]}
+    lacking[1 - one, int(chosen[3])] = {int(rng.integers(kinds))}
+    nobodys = {int(rng.integers(kinds))}
     return lacking | {(worker, int(chosen[4])): nobodys for worker in range(WORKERS)}
 
 
 def bad_rows(seed: int, several: bool = False) -> dict[str, object]:
     """q4: for each worker and step (rows (6, 3), targets (6,)); in some a number is not finite.
 
-    several  False: one worker has one bad batch. True: one has two, the other one, and in one step both are bad
+    several  False: one worker has one bad batch. True: one has two, the other one, and in one step both are bad;
+             in the first step of all that is bad stands an infinite number, and one of the numbers is a target
     """
     rng, steps, rows = np.random.default_rng(seed), 10, 6
     goal = rng.normal(size=3)
@@ -99,8 +101,13 @@ def bad_rows(seed: int, several: bool = False) -> dict[str, object]:
     places = [(one, chosen[0])]
     if several:
         places += [(one, chosen[1]), (1 - one, chosen[2]), (one, chosen[3]), (1 - one, chosen[3])]
-    for place in places:
-        x[place][rng.integers(rows), rng.integers(3)] = rng.choice([np.nan, np.inf])
+    first = min(places, key=lambda place: place[1])
+    for number, place in enumerate(places):
+        row, column, value = rng.integers(rows), rng.integers(3), rng.choice([np.nan, np.inf])
+        if number == 2:
+            y[place][row] = np.inf if place == first else value
+        else:
+            x[place][row, column] = np.inf if several and place == first else value
     shards = [[(x[w, step].tolist(), y[w, step].tolist()) for step in range(steps)] for w in range(WORKERS)]
     return {"shards": shards, "first_weights": rng.normal(size=3).tolist(), "first_rate": float(rng.uniform(0.1, 0.2))}
 
@@ -112,8 +119,9 @@ def schedule(seed: int) -> dict[str, object]:
     """
     rng, steps = np.random.default_rng(seed), 14
     choices = rng.choice(np.arange(20, 200), 5, replace=False) / 1000
+    three = rng.choice(np.arange(3, 12), 3, replace=False)
     while True:
-        rates, sizes = rng.choice(choices, steps), rng.choice([4, 6, 8], steps)
+        rates, sizes = rng.choice(choices, steps), rng.choice(three, steps)
         pairs = set(zip(rates.tolist(), sizes.tolist()))
         if len(set(rates)) == 5 and len(set(sizes)) == 3 and len(pairs) in (10, 11, 12):
             break

@@ -100,6 +100,10 @@ def _once_more(rng, length):
     return _waiting(USUAL[:length]), _waiting((*USUAL[: length - 1], "evaluate"))
 
 
+def _another_first(rng, length):
+    return _waiting(USUAL[:length]), _waiting(("evaluate", *USUAL[1:length]))
+
+
 def _left_out(rng, length):
     """So it is through before the others."""
     calls = (*USUAL[:2], *USUAL[3:length])
@@ -121,4 +125,4 @@ def _computes(rng, length):
 
 _WAYS = (_late, _back_too_soon, _dead_too_soon, _dead, _dead_in_its_own_call, _one_fewer, _in_its_own_call)
 _WAYS += (_came_back_from_its_own_call, _last_in_its_own_call, _swapped, _once_more, _left_out, _left_out_and_reads)
-_WAYS += (_reads, _computes)
+_WAYS += (_reads, _computes, _another_first)

@@ -78,6 +78,15 @@ def _right_cause(answers, seed):
     return True
 
 
+def _misread(due, *said):
+    """A recogniser: for a job with this cause the answer says one of the others."""
+
+    def recognise(answers, seed):
+        return any(wanted == due and cause in said for _, (_, cause), (_, wanted) in _jobs(answers, seed))
+
+    return recognise
+
+
 DIAGNOSE = question(
     name="q1",
     title="Read the reports",
@@ -85,6 +94,11 @@ DIAGNOSE = question(
     probe=probes.probe_diagnose,
     form={"jobs": [(forms.text, forms.text)]},
     targets=(Target("the right task in all jobs", _right_task), Target("the right cause in all jobs", _right_cause)),
+    recognise={
+        "lost comes first": _misread("lost", "not started", "entered alone"),
+        "own call earlier": _misread("entered alone", "other order"),
+        "one call less": _misread("other order", "input", "own code", "data ended"),
+    },
 )
 
 
@@ -191,7 +205,7 @@ def _mean_of_means(seed):
     return int((losses[:, :2].mean(axis=1) < threshold).argmax())
 
 
-_STOPPED = {"steps": forms.size, "weights": forms.array, str: forms.anything}
+_STOPPED = {"steps": forms.size, "weights": forms.any_array, str: forms.anything}
 _DIAGNOSIS = (forms.text, forms.text, forms.whole)
 EARLY_STOP = question(
     name="q2",
@@ -280,7 +294,7 @@ def _own_mean(answers, seed):
     return bool(np.allclose(_weights(answers), _each_by_its_kinds(seed), rtol=CLOSE))
 
 
-_HISTORY = {"weights": forms.array, str: forms.anything}
+_HISTORY = {"weights": forms.any_array, str: forms.anything}
 MIXED_ORDER = question(
     name="q3",
     title="It diverges",
@@ -296,6 +310,7 @@ MIXED_ORDER = question(
     ),
     recognise={
         "own kinds": _hangs,
+        "nobody's mean": lambda answers, seed: not all(np.isfinite(own).all() for own in _weights(answers)),
         "own mean": _own_mean,
         "absent kinds count": lambda answers, seed: _close(answers, _by_kind(seed, "absent")),
         "all rows alike": lambda answers, seed: _close(answers, _by_kind(seed, "rows")),
@@ -343,9 +358,9 @@ def _part(x, y, weights, rule):
     """One worker's gradient: the mean over its rows."""
     if rule == "zeros" and not _finite((x, y)):
         return np.zeros(3)
-    bad = ~np.isfinite(x).all(axis=1)
+    bad = ~(np.isfinite(x).all(axis=1) & np.isfinite(y))
     if rule == "numbers":
-        x = np.where(np.isfinite(x), x, 0)
+        x, y = (np.where(np.isfinite(part), part, 0) for part in (x, y))
     else:
         x, y = np.where(bad[:, None], 0, x), np.where(bad, 0, y)
     return 2 * x.T @ (x @ weights - y) / len(y)
@@ -354,8 +369,17 @@ def _part(x, y, weights, rule):
 def _as_many_updates(answers, seed):
     counted, (wanted, _) = [worker["updates"] for worker in answers["workers"]], _skipping(seed)
     said = " and ".join(map(str, counted))
-    steps = len(incidents.bad_rows(seed)["shards"][0])
-    return counted == [wanted] * 2 or f"they count {said} for {steps} batches"
+    return counted == [wanted] * 2 or f"they count {said} for {_batches(seed)} batches"
+
+
+def _batches(seed):
+    return len(incidents.bad_rows(seed)["shards"][0])
+
+
+def _not_finite_after(answers, seed):
+    """How many updates both workers count, whose weights are not finite; 0 for others."""
+    counted = {worker["updates"] for worker in answers["workers"]}
+    return counted.pop() if len(counted) == 1 and not any(np.isfinite(own).all() for own in _weights(answers)) else 0
 
 
 def _by_rule(rule):
@@ -380,7 +404,8 @@ BAD_ROWS = question(
     ),
     recognise={
         "own gradient": _hangs,
-        "nothing skipped": lambda answers, seed: not any(np.isfinite(own).any() for own in _weights(answers)),
+        "nothing skipped": lambda answers, seed: _not_finite_after(answers, seed) == _batches(seed),
+        "nan alone": lambda answers, seed: 0 < _not_finite_after(answers, seed) < _batches(seed),
         "zeros instead": _by_rule("zeros"),
         "bad rows left out": _by_rule("rows"),
         "bad numbers replaced": _by_rule("numbers"),
@@ -392,7 +417,7 @@ BAD_ROWS = question(
 
 def _last_step():
     """Of the notebook's incident, as the report shows it."""
-    return len(incidents.bad_rows(probes.OWN_SEED)["shards"][0]) - 1
+    return _batches(probes.OWN_SEED) - 1
 
 
 # q5: a step that is traced again and again
@@ -444,7 +469,7 @@ def _traced(least, most=None):
     return recognise
 
 
-_TRAINED = {"weights": forms.array, str: forms.anything}
+_TRAINED = {"weights": forms.any_array, str: forms.anything}
 SCHEDULE = question(
     name="q5",
     title="It crawls",
