@@ -20,7 +20,7 @@ from playwright.sync_api import Locator, Page, Route, sync_playwright
 from course_lib.staff.new_exercises import generate
 
 ROOT = Path(__file__).parents[1]
-PATIENCE = 240_000  # milliseconds for a whole notebook; a minute for anything else
+PATIENCE = 480_000  # milliseconds for a whole notebook; a minute for anything else
 URL = re.compile(r"http://127\.0\.0\.1:\d+/\S*token=\w+")
 SIZE = {"width": 1400, "height": 900}
 COMMAND = (sys.executable, "-m", "course_lib.cli", "lab", "--no-browser")
