@@ -126,6 +126,7 @@ def test_frameworks_are_imported_already_and_have_started_nothing():
         ({"program": "json:dumps"}, True),
         ({"program": "json:dumps", "resources": cluster.Resources(gpus=1)}, False),
         ({"program": "json:dumps", "link": cluster.Link(100)}, False),
+        ({"program": "json:dumps", "environment": {"PYTHONHASHSEED": "random"}}, False),
     ],
 )
 def test_what_is_forked(fields, answer):
