@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 SECONDS = {
     "notebooks": {"00": 6, "01": 45, "02": 36, "03": 145, "04": 109, "05": 111, "06": 80, "07": 56, "08": 61}
     | {"09": 46, "10": 48, "11": 78, "12": 117, "01b": 14, "02b": 53, "09b": 55, "10b": 20},
-    "solutions": {"02": 35, "03": 30, "04": 29, "05": 21, "07": 32, "08": 27, "09": 25, "11": 58},
+    "solutions": {"02": 35, "03": 30, "04": 29, "05": 21, "07": 32, "08": 27, "09": 25, "11": 58, "12": 22},
     "tests": {"test_support_matrix": 300, "test_training": 163, "test_accumulate": 122, "test_cluster": 110}
     | {"test_tpu": 86, "test_views": 72, "test_multi_worker": 69, "test_data": 67, "test_exercises": 65}
     | {"test_book": 63, "test_models": 54, "test_jax_only": 50, "test_pipeline": 34, "test_grade_command": 22}

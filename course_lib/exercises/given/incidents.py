@@ -119,7 +119,7 @@ def schedule(seed: int) -> dict[str, object]:
     """
     rng, steps = np.random.default_rng(seed), 14
     choices = rng.choice(np.arange(20, 200), 5, replace=False) / 1000
-    three = rng.choice(np.arange(3, 12), 3, replace=False)
+    three = [*rng.choice(np.arange(3, 9), 2, replace=False), rng.integers(9, 12)]
     while True:
         rates, sizes = rng.choice(choices, steps), rng.choice(three, steps)
         pairs = set(zip(rates.tolist(), sizes.tolist()))
