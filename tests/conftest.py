@@ -3,12 +3,17 @@
 import importlib.util
 import itertools
 import os
+import runpy
 from pathlib import Path
 
 import pytest
 
 from course_lib import devices
 
+STARTUP = Path(__file__).parent / "startup"
+if str(STARTUP) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+    runpy.run_path(str(STARTUP / "sitecustomize.py"))  # for this process; what it starts finds it by itself
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(STARTUP), os.environ.get("PYTHONPATH"))))
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
 devices.simulate(4, "tensorflow" if HAS_TENSORFLOW else "jax")
 

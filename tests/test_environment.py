@@ -211,6 +211,14 @@ def test_packages_are_compiled_once_at_the_set_up():
     assert Path(importlib.util.cache_from_source(source)).exists()
 
 
+@pytest.mark.skipif(not importlib.util.find_spec("tensorflow"), reason="without TensorFlow nothing is left out")
+def test_a_tests_process_imports_frameworks_without_what_they_would_take_in_passing():
+    found = "print(sorted({'sklearn', 'matplotlib', 'jax'} & set(sys.modules)))"
+    source = f"import sys, tensorflow, keras; {found}; import jax, matplotlib.pyplot, sklearn.base; {found}"
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert done.stdout == "[]\n['jax', 'matplotlib', 'sklearn']\n", done.stdout + done.stderr
+
+
 @pytest.mark.skipif(Version(pytest.__version__) < Version("9"), reason="pytest 8 shows where a test hangs, and goes on")
 def test_a_test_that_hangs_ends_the_run_and_is_named(tmp_path):
     """With the project's own settings but for the seconds; one restart would run what hangs once more."""
