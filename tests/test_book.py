@@ -1,10 +1,12 @@
 """The site: no dead link, nothing fetched, no answer revealed; and what Chromium and axe say to each page."""
 
+import fcntl
 import functools
 import html
 import importlib.util
 import json
 import os
+import pickle
 import re
 import shutil
 import threading
@@ -38,13 +40,18 @@ def lacks(*modules: str) -> str:
 
 NO_BOOK = lacks(*build_site.NEEDED)
 NO_BROWSER = lacks("playwright", "axe_playwright_python") or ("" if CHROMIUM else "chromium")
-needs_book = pytest.mark.skipif(bool(NO_BOOK) and not CI, reason=f"the extra book is not installed: no {NO_BOOK}")
+needs_sphinx = pytest.mark.skipif(bool(NO_BOOK) and not CI, reason=f"the extra book is not installed: no {NO_BOOK}")
 needs_browser = pytest.mark.skipif(bool(NO_BROWSER) and not CI, reason=f"the browser's tests need {NO_BROWSER}")
 pytestmark = pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")  # Sphinx', for the makers of extensions
 
 
+def needs_book(test):
+    """The whole site, which a minute of two cores builds."""
+    return needs_sphinx(pytest.mark.slow(test))
+
+
 def in_browser(test):
-    return needs_book(needs_browser(pytest.mark.slow(test)))
+    return needs_book(needs_browser(test))
 
 
 class Page(HTMLParser):
@@ -81,7 +88,15 @@ class Page(HTMLParser):
 def book(tmp_path_factory) -> build_site.Book:
     if NO_BOOK:
         pytest.fail(f"the extra book is not installed: no {NO_BOOK}")
-    return build_site.build(CHECKOUT, tmp_path_factory.mktemp("book") / "site")
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # its parent is the folder of all workers of this run
+        shared = shared.parent
+    with open(shared / "book.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one worker builds, and the others wait for it
+        made = shared / "book.pickle"
+        if not made.exists():
+            made.write_bytes(pickle.dumps(build_site.build(CHECKOUT, shared / "book" / "site")))
+        return pickle.loads(made.read_bytes())
 
 
 @pytest.fixture(scope="session")
@@ -181,7 +196,7 @@ def test_a_view_is_a_picture_and_a_table(site):
     assert "Your progress: 0 of" in " ".join(site[Path("notebooks/00_start_here.html")].text)
 
 
-@needs_book
+@needs_sphinx
 def test_broken_links_and_a_skipped_heading_stop_the_build(tmp_path):
     copy = _small_checkout(
         tmp_path / "course", "See [that](#No-such-heading) and [this](02_gone.ipynb).\n\n### Too deep"
@@ -192,7 +207,7 @@ def test_broken_links_and_a_skipped_heading_stop_the_build(tmp_path):
     assert not (tmp_path / "site").exists()
 
 
-@needs_book
+@needs_sphinx
 def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(CourseError, match="holds no book"):

