@@ -61,10 +61,11 @@ def _supervise(arguments: list[str], directory: str, files: list[int], owner: in
 if __name__ == "__main__":
     owner = os.getppid()
     devices.quieten()
+    gc.disable()  # importing TensorFlow and Keras takes a quarter less without collections, which would free little
     for name in sys.argv[2:]:
         with suppress(Exception):  # the program meets the same error, and its author reads it there
             importlib.import_module(name)
-    gc.collect()
     gc.freeze()  # a collection in a fork would touch, and so copy, all that the imports made
+    gc.enable()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors are waited for by their owner
     serve(socket.socket(fileno=int(sys.argv[1])), owner)
