@@ -463,7 +463,7 @@ def test_where_pip_cannot_build_there_is_one_line_with_its_cause(monkeypatch):
 
 ON_COLABS_STACK = importlib.metadata.version("ipython") == "7.34.0"
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
-RUN_HERE = "00_start_here" if HAS_TENSORFLOW else "07_tensor_parallelism_and_sharding"
+RUN_HERE = "00_start_here" if HAS_TENSORFLOW else "05_tpu"
 on_colabs_stack = pytest.mark.skipif(not ON_COLABS_STACK, reason="for the environments that Colab's locks give")
 
 OWN = "distributed-training-course"
@@ -522,7 +522,7 @@ def fill_in(path: Path, exercise: str) -> None:
     path.write_bytes(as_bytes(notebook))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=120)
 @on_colabs_stack
 @pytest.mark.parametrize("kind", ["notebooks", "exercises", "all"])
 def test_a_copy_runs_in_colab_from_an_empty_folder_and_changes_no_version(runtime, kind):
