@@ -13,7 +13,7 @@ from course_lib.planner.calibration import Calibration
 from course_lib.planner.layout_search import Search
 from course_lib.planner.memory import Memory, memory
 from course_lib.planner.prediction import in_bytes, in_seconds
-from course_lib.planner.step_time import StepTime, step_time
+from course_lib.planner.step_time import StepTime, step_time, with_input
 
 GIB = 2**30
 A100 = planner.find_chip("a100-80gb")
@@ -87,6 +87,16 @@ def test_collectives_at_half_of_the_links_peak_take_twice_as_long(kind, sizes, d
     assert times[1] == pytest.approx(2 * share * times[0]) and times[0] > 0
 
 
+def test_a_tensor_parallel_group_sums_its_share_of_the_tokens():
+    """600 bfloat16 numbers of 6 examples, a third of the tokens, around a ring of two."""
+    chain, layout = (
+        Chain("by hand", (Block("only", exchanged=600),)),
+        planner.Layout(tensor=2, sequence=3, micro_batch=6),
+    )
+    step = step_time(chain, planner.Cluster(A100, 6), layout, 6, PLAIN)
+    assert step.tensor * A100.within == pytest.approx(2 * 600 * 2 * 6 / 3)
+
+
 @pytest.mark.parametrize("hidden, wanted", [(0.5, 0.5), (2, 0)])
 def test_the_attentions_products_hide_its_ring(hidden, wanted):
     ring = 3 / 4 * 3 * 500 * 2 / A100.within
@@ -94,6 +104,11 @@ def test_the_attentions_products_hide_its_ring(hidden, wanted):
     chain = Chain("by hand", (Block("only", keys=500, score_flops=flops),))
     step = step_time(chain, planner.Cluster(A100, 4), planner.Layout(sequence=4), 1, PLAIN)
     assert step.tensor == pytest.approx(wanted * ring)
+
+
+@pytest.mark.parametrize("examples_per_second, waits", [(0, 0), (2, 8 / 2 - 1), (16, 0)])
+def test_a_step_waits_for_its_input(examples_per_second, waits):
+    assert with_input(StepTime(0.75, 0.25), 8, examples_per_second) == StepTime(0.75, 0.25, input=waits)
 
 
 @pytest.mark.parametrize(
@@ -115,14 +130,14 @@ def test_what_is_kept_and_what_lives_for_a_moment_by_hand(sizes, options, activa
     assert (need.activations, need.temporaries) == (2 * activations, 2 * temporaries)
 
 
-@pytest.mark.parametrize("options, bytes_each", [({}, 100), ({"sequence": 2}, 50), ({"tensor": 2}, 100)])
+@pytest.mark.parametrize("options, bytes_each", [({}, 200), ({"sequence": 2}, 100), ({"tensor": 2}, 200)])
 @pytest.mark.parametrize("split_norms", [False, True])
-def test_a_stage_holds_what_it_sent_on(options, bytes_each, split_norms):
-    """50 bfloat16 numbers of each of the two micro-batches in flight."""
-    layout = planner.Layout(pipeline=2, split_norms=split_norms, **options)
-    chain = Chain("by hand", (Block("first", inputs=10), Block("last", inputs=50)))
-    each = bytes_each / (layout.tensor if split_norms else 1)
-    assert memory(chain, layout, 4, HAND).activations == 2 * 2 * each
+def test_a_stage_holds_what_it_kept_and_what_it_sent_on(options, bytes_each, split_norms):
+    """7 and 50 bfloat16 numbers of each of two examples; two micro-batches are in flight."""
+    layout = planner.Layout(pipeline=2, micro_batch=2, split_norms=split_norms, **options)
+    chain = Chain("by hand", (Block("first", kept=7), Block("last", inputs=50)))
+    each = (bytes_each + bytes_each * 7 / 50) / (layout.tensor if split_norms else 1)
+    assert memory(chain, layout, 8, HAND).activations == pytest.approx(2 * 2 * each)
 
 
 @pytest.mark.parametrize("chips, framework, wanted", [(1, 5e9, 1.6e9), (1, 1e9, 1e9), (2, 5e9, 5e9), (2, 1e9, 1e9)])
@@ -331,7 +346,10 @@ def test_a_layout_as_it_is_shown():
     [
         (StepTime(1, 0, tensor=0.5), "takes 1.5 times as long: 500 ms more tensor."),
         (StepTime(0.8, 0, tensor=0.5), "takes 1.3 times as long: 500 ms more tensor, 200 ms less compute."),
-        (StepTime(1, 0, data=0.05), "takes 1.05 times as long: 50 ms more data. That is within the interval: measure"),
+        (
+            StepTime(1, 0, data=0.05),
+            "takes 1.05 times as long: 50 ms more data. That is within the interval: measure both.",
+        ),
         (StepTime(1, 0, data=0.015), "is as fast: 15 ms more data. That is within the interval: measure both."),
         (StepTime(1, 0, data=0.005), "is as fast. That is within the interval: measure both."),
     ],
@@ -341,7 +359,7 @@ def test_why_the_next_one_loses(step, words):
     again = by_hand(StepTime(1.2, 0), data=2, micro_batch=2)  # splits the model as the best does
     found = Search((best, again, other), (best,))
     assert (found.best, found.runner_up) == (best, other)
-    assert found.reason.startswith(f"3 of 4 layouts fit. {other.layout} {words}")
+    assert found.reason == f"3 of 4 layouts fit. {other.layout} {words}"
     assert Search((best, again), ()).reason == "2 of 2 layouts fit, and all split the model in the same way."
     assert Search((), ()).best is None
 
@@ -399,6 +417,8 @@ def test_links_by_hand():
 @pytest.mark.parametrize("name", ["A100_80GB", "a100 80gb"])
 def test_a_chips_name_is_taken_as_people_write_it(name):
     assert planner.find_chip(name) is A100
+    with pytest.raises(CourseError, match="'v100'; near ones are v100-[0-9]+gb, v100-[0-9]+gb"):
+        planner.find_chip("v100")
     with pytest.raises(CourseError, match="'zz'; near ones are v100-16gb, .*, tpu-v5e"):
         planner.find_chip("zz")
 
