@@ -45,7 +45,7 @@ def _require_no_mask(predictions, what: str) -> None:
 
 def losses_of_layers(model):
     """The sum of what a model's layers add to the loss in the forward pass just made: regularizers, `add_loss`."""
-    return sum((ops.cast(ops.sum(loss), "float32") for loss in model.losses), start=ops.zeros(()))
+    return sum(ops.cast(ops.sum(loss), "float32") for loss in model.losses)
 
 
 def one_per_row(losses, outputs):
@@ -60,7 +60,7 @@ def one_per_row(losses, outputs):
             "per_example_loss gives one number for the whole batch, and a step weights each row by itself: "
             'use reduction="none".'
         )
-    return ops.mean(losses, axis=tuple(range(1, len(losses.shape)))) if len(losses.shape) > 1 else losses
+    return ops.mean(losses, axis=tuple(range(1, len(losses.shape))))
 
 
 class OneTrainStep:
@@ -88,9 +88,9 @@ def require_sum_before_clipping(optimizer) -> None:
     while hasattr(optimizer, "inner_optimizer") and not hasattr(optimizer, "micro_batches"):
         optimizer = optimizer.inner_optimizer
     for name in ("clipnorm", "global_clipnorm", "clipvalue"):  # accumulate.Accumulating, which sums first, has None
-        if getattr(optimizer, name, None) is not None:
+        if (limit := getattr(optimizer, name)) is not None:
             raise CourseError(
-                f"{type(optimizer).__name__} has {name}={getattr(optimizer, name)} and would clip each replica's "
+                f"{type(optimizer).__name__} has {name}={limit} and would clip each replica's "
                 "gradient before the sum: wrap it in accumulate.Accumulating(optimizer, 1), which sums first."
             )
 

@@ -29,7 +29,7 @@ ROOMS = {
     "cluster": ("cluster", "cluster_kubernetes", "cluster_rendezvous"),
     "devices": ("devices",),
     "layout_maps": ("sharding",),
-    "planner": ("plan", "plan_network"),
+    "planner": ("plan_by_hand", "plan", "plan_network"),
     "profiler": ("measure",),
     "sharding": ("sharding",),
     "step_rules": ("step_rules", "training"),

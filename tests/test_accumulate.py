@@ -295,6 +295,49 @@ def refused(call) -> str:
     return str(caught.value)
 
 
+def test_a_group_by_hand():
+    """Three micro-batches of equal weight; then a group that is not full, of one row and three."""
+    variable, optimizer = keras.Variable([1.0, 2.0]), accumulate.Accumulating(keras.optimizers.SGD(1.0), 3)
+    optimizer.apply_rest()  # has no sums yet
+    optimizer.build([variable])
+    optimizer.apply_rest()
+    for gradient, after in (([3.0, 6.0], [1, 2]), ([0.0, 3.0], [1, 2]), ([6.0, 0.0], [1 - 3, 2 - 3])):
+        optimizer.apply([tf.constant(gradient)])
+        np.testing.assert_allclose(variable, after, rtol=1e-6)
+    for rows, gradient in ((1, [4.0, 0.0]), (3, [0.0, 4.0])):
+        optimizer.apply([tf.constant(gradient)], rows=rows)
+    for _ in range(2):  # the second time there is no rest
+        optimizer.apply_rest()
+        np.testing.assert_allclose(variable, [-2 - 1, -1 - 3], rtol=1e-6)
+        assert int(optimizer.iterations) == 2
+
+
+def test_settings_are_the_inner_optimizers():
+    inner = keras.optimizers.LossScaleOptimizer(keras.optimizers.AdamW(0.5, weight_decay=0.1))
+    optimizer = accumulate.Accumulating(inner, 2, name="mine")
+    assert float(optimizer.learning_rate) == 0.5
+    optimizer.learning_rate = 0.25
+    again = accumulate.Accumulating.from_config(optimizer.get_config())
+    assert (again.name, again.micro_batches, float(again.inner_optimizer.learning_rate)) == ("mine", 2, 0.25)
+    listed, named, other = (keras.Variable([1.0], name=name) for name in ("listed", "named", "other"))
+    optimizer.exclude_from_weight_decay([listed], ["named"])
+    decays = inner.inner_optimizer._use_weight_decay
+    assert [decays(one) for one in (listed, named, other)] == [False, False, True]
+
+
+@pytest.mark.parametrize("dtype, wanted", [("float16", "float32"), ("bfloat16", "float32"), ("float64", "float64")])
+def test_a_sum_is_as_precise_as_its_variable_or_float32(dtype, wanted):
+    optimizer = accumulate.Accumulating("sgd", 2)
+    optimizer.build([keras.Variable([1.0, 2.0], dtype=dtype)])
+    (total,) = optimizer.sums
+    assert (total.dtype, total.shape, total.numpy().tolist()) == (wanted, (2,), [0, 0])
+
+
+@pytest.mark.parametrize("sizes, wanted", [((4, 1), 4), ((4, 4), 1), ((12, 3, 2), 2), ((1, 1, 1), 1)])
+def test_the_size_of_a_micro_batch(sizes, wanted):
+    assert accumulate.micro_batch_size(*sizes) == wanted
+
+
 def test_set_weights_takes_the_inner_optimizers_too():
     def trained(steps):
         optimizer, variable = accumulate.Accumulating(keras.optimizers.Adam(0.1), 2), keras.Variable([1.0, 2.0])
@@ -394,7 +437,11 @@ def test_refusals(two):
     assert "leave its gradient_accumulation_steps out" in refused(
         lambda: accumulate.Accumulating(keras.optimizers.LossScaleOptimizer(sgd(gradient_accumulation_steps=2)), 2)
     )
-    assert "such as 96" in refused(lambda: accumulate.micro_batch_size(100, 3, 4))
+    assert "take a multiple of 12, such as 96." in refused(lambda: accumulate.micro_batch_size(100, 3, 4))
+    assert "take a multiple of 12, such as 12." in refused(lambda: accumulate.micro_batch_size(1, 3, 4))
+    two_variables = accumulate.Accumulating("sgd", 2)
+    two_variables.build([keras.Variable([1.0]), keras.Variable([1.0])])
+    assert "1 gradients for 2 variables: pass one" in refused(lambda: two_variables.apply([tf.constant([1.0])]))
     assert "are 1 or more, not 16, 0 and 1" in refused(lambda: accumulate.micro_batch_size(16, 0))
     assert accumulate.micro_batch_size(96, 3, 4) == 8
     with two.scope():

@@ -12,6 +12,7 @@ import sys
 import warnings
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -313,3 +314,43 @@ def test_the_logs_of_multi_worker_fit_have_the_axis_that_keras_reduces():
     assert {name: value.shape.as_list() for name, value in found.items()} == {"loss": [1]}
     assert float(found["loss"][0]) == pytest.approx(float(wanted["loss"]))
     assert model.train_step(batch)["loss"].shape.as_list() == [1]
+
+
+@pytest.mark.parametrize("how, replicas", [("step", 1), ("step", 4), ("fit", 1)])
+def test_one_update_by_hand(strategy, how, replicas):
+    """Seven rows times a kernel (2, 1) with L2 of 1/2; the loss is the outputs' mean, 9, and a penalty of 5/2.
+
+    Its gradient is the rows' mean (4, 1) and the kernel.
+    """
+    x = [[1.0, 0.0], [2.0, 2.0], [3.0, 0.0], [4.0, 2.0], [5.0, 0.0], [6.0, 2.0], [7.0, 1.0]]
+    y, outputs = [[0.0]] * 7, [2, 6, 6, 10, 10, 14, 15]
+    strategy = strategy if replicas > 1 else tf.distribute.get_strategy()
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(7)
+    with strategy.scope():
+        layer = keras.layers.Dense(1, use_bias=False, kernel_regularizer=keras.regularizers.L2(0.5))
+        inner = keras.Sequential([keras.Input((2,)), layer])
+        model, squares = ExactModel(inner.inputs, inner.outputs), keras.metrics.MeanSquaredError(name="squares")
+        optimizer = training.AgreeingLossScale(keras.optimizers.SGD(0.1), initial_scale=2.0**10)
+        model.compile(optimizer, lambda labels, outputs: outputs, metrics=[squares])
+    model.set_weights([np.array([[2.0], [1.0]])])
+    if how == "fit":
+        logs = model.fit(batches, shuffle=False, verbose=0).history
+        (loss,), (mean_square,) = logs["loss"], logs["squares"]
+    else:
+        loss_of = lambda labels, outputs: outputs  # noqa: E731, (rows, 1): the mean over the second axis counts
+        if replicas > 1:
+            step = training.replicated_step(strategy, model, optimizer, loss_of, [squares])
+            loss = step(next(iter(strategy.experimental_distribute_dataset(batches))))
+        else:
+            step = training.single_device_step(model, optimizer, loss_of, [squares])
+            loss = step(tf.constant(x), tf.constant(y))
+        mean_square = squares.result()
+    assert (float(loss), float(mean_square)) == pytest.approx((9 + 2.5, sum(one**2 for one in outputs) / 7))
+    np.testing.assert_allclose(model.get_weights()[0], [[2 - 0.1 * (4 + 2)], [1 - 0.1 * (1 + 1)]], rtol=1e-6)
+
+
+def test_a_loss_scale_hands_on_what_is_left_out_of_weight_decay():
+    listed, named, other = (keras.Variable([1.0], name=name) for name in ("listed", "named", "other"))
+    scale = training.AgreeingLossScale(keras.optimizers.AdamW(weight_decay=0.1))
+    scale.exclude_from_weight_decay([listed], ["named"])
+    assert [scale.inner_optimizer._use_weight_decay(one) for one in (listed, named, other)] == [False, False, True]
