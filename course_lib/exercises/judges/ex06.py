@@ -150,6 +150,29 @@ def _no_gradient_before_the_boundary(answers, seed):
     return all(missing[:first]) and not any(missing[first:])
 
 
+def _last_stage_first(answers, seed):
+    wanted, first = _one_device(seed), 2 * len(probes.two_stages(seed)[0])
+    got = answers["runs"][0]["gradients"]
+    return len(got) == len(wanted) and max(map(off, got, wanted[first:] + wanted[:first])) <= FLOAT32
+
+
+def _made_on_one_device(answers, seed):
+    """Whether all variables lie on one device, exchanged or not, and all products run where they must."""
+    places = [{device for stage in run["variables"] for device in stage} for run in answers["runs"]]
+    computed = not any(miss(run, seed) for miss in (_forward_misses, _backward_misses) for run in answers["runs"])
+    return computed and places in ([{0}, {1}], [{1}, {0}])
+
+
+def _forward_on_one(answers, seed):
+    """Whether the variables and the backward pass are placed, and all of the forward pass runs on one device."""
+    return all(
+        not _weights_placed(run, seed)
+        and not _backward_misses(run, seed)
+        and len({device for stage in (0, 1) for device in _products(run, stage, "forward")}) == 1
+        for run in answers["runs"]
+    )
+
+
 _RUN = {
     "variables": [[forms.whole]],
     "gradients": [forms.either(forms.array, forms.nothing)],
@@ -175,6 +198,7 @@ PLACEMENT = question(
         ),
         "names ignored": _names_ignored,
         "another loss": _another_loss,
+        "last stage first": _last_stage_first,
         "boundary cut": _no_gradient_before_the_boundary,
         "boundary gradient missing": _without_the_loss,
         "usual snippet": lambda answers, seed: all(
@@ -182,6 +206,8 @@ PLACEMENT = question(
         ),
         "stages computed twice": _more_than_once,
         "backward on one device": _backward_on_one,
+        "forward on one device": _forward_on_one,
+        "made on one device": _made_on_one_device,
         "right by luck": _by_luck,
     },
 )
@@ -246,6 +272,11 @@ def _given(wrong):
     return _no_count(lambda case, got: got != REFUSED and wrong(case, got))
 
 
+def _answers_where_none_fits(answers, seed):
+    pairs = zip(probes.pipelines(seed), answers["counts"], strict=True)
+    return all((got != REFUSED) if _smallest(case) == REFUSED else got == _smallest(case) for case, got in pairs)
+
+
 _REFUSED = forms.words(REFUSED)
 MICRO_BATCHES = question(
     name="q2",
@@ -270,7 +301,8 @@ MICRO_BATCHES = question(
         "does not divide": lambda answers, seed: any(
             got != REFUSED and got >= 1 and case["batch"] % got
             for case, got in zip(probes.pipelines(seed), answers["counts"], strict=True)
-        )
+        ),
+        "none not refused": _answers_where_none_fits,
     },
 )
 
@@ -330,6 +362,23 @@ def _holds_too_much(p, m, timeline):
             return f"with {m} micro-batches, stage {stage} of {p} holds {held}, and {allowed} would do"
 
 
+def _forwards_first(answers, seed):
+    """((stages, micro-batches), for each stage how many forwards precede its first backward) of each pipeline."""
+    for (p, m), orders in zip(probes.shapes(seed), answers["orders"], strict=True):
+        kinds = ["".join(work[0] for work in order) for order in orders]
+        yield (p, m), [len(one) - len(one.lstrip("F")) for one in kinds]
+
+
+def _too_many_first(answers, seed):
+    """Whether stages go forward more often than they must before their first backward, and none too seldom."""
+    surplus = [
+        count - min(m, p - stage)
+        for (p, m), counts in _forwards_first(answers, seed)
+        for stage, count in enumerate(counts)
+    ]
+    return min(surplus) >= 0 and max(surplus) > 0
+
+
 ONE_FORWARD_ONE_BACKWARD = question(
     name="q3",
     title="Write 1F1B",
@@ -342,6 +391,8 @@ ONE_FORWARD_ONE_BACKWARD = question(
         Target("stage s holds at most min(m, p-s) micro-batches", _each_timeline(_holds_too_much)),
     ),
     recognise={
+        "GPipe": lambda answers, seed: all(counts == [m] * p for (p, m), counts in _forwards_first(answers, seed)),
+        "too many first": _too_many_first,
         "numbers from 1": lambda answers, seed: all(
             numbers == {*range(1, m + 1)} for (_, m), numbers in _numbers(answers, seed)
         ),
@@ -408,6 +459,8 @@ def _each_cut(detail):
 
     def holds(answers, seed):
         for case, parts in zip(probes.layer_rows(seed), answers["cuts"], strict=True):
+            if parts != REFUSED and detail is not _not_in_order and _not_in_order(case, parts):
+                return f"not known: {_case_name(case)} your stages do not have every layer once"
             if parts != REFUSED and (wrong := detail(case, parts)):
                 return f"{_case_name(case)} {wrong}"
         return True
@@ -443,6 +496,46 @@ def _not_the_best(case, parts):
     return got > best * (1 + 1e-9) and f"your slowest takes {got / best:.1%} of what it could"
 
 
+def _cuts_where_none_fits(answers, seed):
+    pairs = list(zip(probes.layer_rows(seed), answers["cuts"], strict=True))
+    given = [pair for pair in pairs if _fewest_seconds(**pair[0]) < math.inf]
+    right = all(
+        parts != REFUSED and not (_not_in_order(case, parts) or _not_the_best(case, parts) or _too_heavy(case, parts))
+        for case, parts in given
+    )
+    return right and all(pair in given or pair[1] != REFUSED for pair in pairs)
+
+
+def _fewer_stages(answers, seed):
+    pairs = zip(probes.layer_rows(seed), answers["cuts"], strict=True)
+    return any(parts != REFUSED and all(parts) and 0 < len(parts) < case["stages"] for case, parts in pairs)
+
+
+def _ends(answers, seed):
+    """Whether every stage is two numbers, from which the next one goes on, to the number of layers."""
+    pairs = zip(probes.layer_rows(seed), answers["cuts"], strict=True)
+    return all(
+        parts == REFUSED
+        or all(len(part) == 2 for part in parts)
+        and [start for start, _ in parts] + [len(case["seconds"])] == [0] + [end for _, end in parts]
+        for case, parts in pairs
+    )
+
+
+def _greedy_that_fits(seconds, weight_bytes, stages, memory_bytes):
+    """A stage takes layers until it has its share of the seconds or its memory is full."""
+    share, parts = sum(seconds) / stages, [[]]
+    for layer, cost in enumerate(seconds):
+        left, bytes_held = len(seconds) - layer, sum(weight_bytes[one] for one in parts[-1])
+        full = sum(seconds[one] for one in parts[-1]) + cost > share or bytes_held + weight_bytes[layer] > memory_bytes
+        if parts[-1] and len(parts) < stages and (full or left <= stages - len(parts)):
+            parts.append([])
+        parts[-1].append(layer)
+    if max(_sums(parts, weight_bytes)) > memory_bytes:
+        raise ValueError
+    return parts
+
+
 BALANCE = question(
     name="q4",
     title="Balance, within a memory",
@@ -458,8 +551,18 @@ BALANCE = question(
         Target("a ValueError where no cut fits, and only there", _cut_or_error),
         Target("the slowest stage takes as few seconds as it can", _each_cut(_not_the_best)),
     ),
-    recognise={"memory forgotten": _as_balance_cuts},
-    wrong={"equal numbers": _equal_numbers, "greedy": _greedy, "filled up": _filled},
+    recognise={
+        "memory forgotten": _as_balance_cuts,
+        "none not refused": _cuts_where_none_fits,
+        "fewer stages": _fewer_stages,
+        "ends for layers": _ends,
+    },
+    wrong={
+        "equal numbers": _equal_numbers,
+        "greedy": _greedy,
+        "filled up": _filled,
+        "greedy within the memory": _greedy_that_fits,
+    },
 )
 
 
@@ -481,10 +584,11 @@ def _stage_facts(seed):
 
 
 def _each_run(detail):
-    """A target over the probe's runs: detail(run, order, messages, gradient) says what is wrong, or nothing."""
+    """A target over the runs, the short ones first: detail(run, order, messages, gradient) gives a line."""
 
     def holds(answers, seed):
-        for number, (run, facts) in enumerate(zip(answers["runs"], _stage_facts(seed), strict=True)):
+        runs = enumerate(zip(answers["runs"], _stage_facts(seed), strict=True))
+        for number, (run, facts) in sorted(runs, key=lambda one: len(one[1][1][0])):
             if wrong := detail(run, *facts):
                 return f"stage {number % 2}, {' '.join(facts[0])}: {wrong}"
         return True
@@ -501,8 +605,10 @@ def _sent_wrong(run, order, stage, gradient):
     for work in order:
         if work not in run["sent"]:
             return f"{work} sends nothing"
-        far = off(run["sent"][work], stage[f"{work[0]} out"][int(work[1:])])
-        if not far <= FLOAT32:
+        wanted = stage[f"{work[0]} out"][int(work[1:])]
+        if run["sent"][work].shape != wanted.shape:
+            return f"{work} sends an array of shape {run['sent'][work].shape}, and {wanted.shape} is wanted"
+        if not (far := off(run["sent"][work], wanted)) <= FLOAT32:
             return f"{work} sends what is off by {100 * far:,.4g}%"
     return ""
 
@@ -512,6 +618,22 @@ def _gradient_wrong(run, order, stage, gradient):
         return f"you return {len(run['gradients'])} gradients for 1 array of weights"
     far = off(run["gradients"][0], gradient)
     return "" if far <= FLOAT32 else f"off by {100 * far:,.4g}%"
+
+
+def _forwards_before_all(answers, seed):
+    """Whether every run goes forward with all micro-batches before the first backward, whatever its order says."""
+    for run in answers["runs"]:
+        kinds = "".join(call.removeprefix("receive ")[0] for call in run["calls"][::2])
+        if kinds != "".join(sorted(kinds, reverse=True)) or not all(
+            kinds.count(kind) == len(kinds) / 2 for kind in "FB"
+        ):
+            return False
+    return True
+
+
+def _one_digit(answers, seed):
+    """Whether a backward of the long order did not find what micro-batch 1 kept, which 10 and 11 took away."""
+    return answers.get("stopped", {}).get("error") in ("KeyError: 1", "KeyError: '1'")
 
 
 def _taken(choose):
@@ -564,6 +686,8 @@ ONE_STAGE = question(
         Target("of the micro-batches that have gone backward, at most one is still held", _each_run(_kept_too_long)),
     ),
     recognise={
+        "order ignored": _forwards_before_all,
+        "one digit": _one_digit,
         "oldest first": _taken(lambda numbers: numbers[0]),
         "newest first": _taken(lambda numbers: numbers[-1]),
         "last micro-batch alone": _last_alone,

@@ -3,6 +3,7 @@
 Needs NumPy; the wrong answers need JAX when they run, and those of q4 Keras on JAX in another process.
 """
 
+import itertools
 import math
 import re
 
@@ -51,12 +52,44 @@ def _merged_again(answers, seed):
             if merged.shape != block[name].shape:
                 return f"{name} {block[name].shape} comes back as {merged.shape}"
             if not np.array_equal(merged, block[name]):
-                return f"{np.mean(merged != block[name]):.0%} of {name} comes back in another place"
+                return f"{np.mean(merged != block[name]):.0%} of the numbers of {name} differ"
     return True
 
 
-FUSED_SHARDS = "[np.concatenate(parts, axis=1) for parts in zip(*thirds)]"
-MERGED_SIDE_BY_SIDE = {"np.concatenate(thirds, axis=1)": "np.concatenate(fused_shards, axis=1)"}
+def _cut_as(*cuts):
+    """Recognise sums of shards that one of the functions cuts: (fused, out, device, devices) -> one device's pair."""
+
+    def fits(cut, block, answer):
+        devices, arrays = block["devices"], (block["fused"], block["out"])
+        pairs = [cut(*arrays, device, devices) for device in range(devices)]
+        total = sum(probes.attend(block["x"], *pair, block["heads"] // devices) for pair in pairs)
+        return answer["total"] is not None and off(answer["total"], total) <= FLOAT32
+
+    def recognise(answers, seed):
+        pairs = list(zip(probes.blocks(seed), answers["blocks"], strict=True))
+        return any(all(fits(cut, *pair) for pair in pairs) for cut in cuts)
+
+    return recognise
+
+
+def _rows(out, device, devices):
+    return np.split(out, devices)[device]
+
+
+def _columns_dealt(rows):
+    def cut(fused, out, device, devices):
+        parts = [part[:, device::devices] for part in np.split(fused, 3, axis=1)]
+        return np.concatenate(parts, axis=1), rows(out, device, devices)
+
+    return cut
+
+
+def _in_order(order):
+    def cut(fused, out, device, devices):
+        parts = [np.split(part, devices, axis=1)[device] for part in np.split(fused, 3, axis=1)]
+        return np.concatenate([parts[place] for place in order], axis=1), _rows(out, device, devices)
+
+    return cut
 
 
 _BLOCK = {
@@ -75,6 +108,12 @@ HEADS = question(
         Target("the devices' outputs add up to one device's, to 0.001%", _sums_to_one_device),
         Target("merging gives back both kernels, number for number", _merged_again),
     ),
+    recognise={
+        "columns dealt out": _cut_as(
+            _columns_dealt(_rows), _columns_dealt(lambda out, device, devices: out[device::devices])
+        ),
+        "another order of the three": _cut_as(*map(_in_order, itertools.permutations(range(3)))),
+    },
 )
 
 
@@ -138,6 +177,28 @@ def _little_backward(answers, seed):
     return got <= wanted or f"yours sums {got} numbers along data, and a device's kernel and bias have {wanted}"
 
 
+def _only(*names):
+    """Whether y and the three gradients are right but for those of these names."""
+    wanted = {"y": _y, "x": _x_gradient, "kernel": _kernel_gradient, "bias": _bias_gradient}
+
+    def holds(answers, seed):
+        return all(_is_one_device(name, wanted[name])(answers, seed) is True for name in wanted.keys() - {*names})
+
+    return holds
+
+
+def _times(factor, **wanted):
+    """Recognise gradients that are the right ones times factor(data, model), all else being right."""
+
+    def recognise(answers, seed):
+        one, mesh = probes.layer_inputs(seed), probes.layer_mesh(seed)
+        return _only(*wanted)(answers, seed) and all(
+            off(answers[name], factor(*mesh) * part(one, mesh)) <= FLOAT32 for name, part in wanted.items()
+        )
+
+    return recognise
+
+
 _SUMS = [(forms.text, [forms.whole])]
 ROW_PARALLEL = question(
     name="q2",
@@ -153,6 +214,10 @@ ROW_PARALLEL = question(
         Target("forward sums y along model, and nothing else", _little_forward),
         Target("backward sums nothing along model; along data no more than kernel and bias", _little_backward),
     ),
+    recognise={
+        "bias over all devices": _times(lambda data, model: model, bias=_bias_gradient),
+        "mean over data": _times(lambda data, model: 1 / data, kernel=_kernel_gradient, bias=_bias_gradient),
+    },
 )
 
 
@@ -318,7 +383,7 @@ def _bytes_right(part):
         for case, got in zip(probes.buffers(seed), answers["bytes"], strict=True):
             wanted = _zero(**case)[part]
             if got[part] != wanted:
-                if len(case["layers"]) == 3:
+                if len(case["layers"]) == 4:
                     where = f"with layers {case['layers']} on {case['devices']} devices at stage {case['stage']}"
                     return f"{where} yours is {got[part]:g}, and {wanted} is wanted"
                 return f"at stage {case['stage']} on {case['devices']} devices yours is {got[part] - wanted:+,} B off"
@@ -396,6 +461,17 @@ def _another_mesh(case, mesh, best):
     return REFUSED not in (mesh, best) and mesh != best and _described(case, mesh)
 
 
+def _batch_not_cut_evenly(answers, seed):
+    given = [pair for pair in zip(probes.clusters(seed), answers["meshes"], strict=True) if pair[1] != REFUSED]
+    whole = all(math.prod(mesh) == case["devices"] and not case["machine_devices"] % mesh[1] for case, mesh in given)
+    return whole and any(case["global_batch"] % mesh[0] for case, mesh in given)
+
+
+def _meshes_where_none_fits(answers, seed):
+    pairs = [(_best_mesh(case), mesh) for case, mesh in zip(probes.clusters(seed), answers["meshes"], strict=True)]
+    return all((mesh != REFUSED) if best == REFUSED else mesh == best for best, mesh in pairs)
+
+
 MESHES = question(
     name="q6",
     title="Choose a mesh",
@@ -407,6 +483,7 @@ MESHES = question(
         Target("a mesh where one is allowed and fits; a ValueError where none is", _each_mesh(_mesh_or_error)),
         Target("the smallest model axis that is allowed and fits", _each_mesh(_another_mesh)),
     ),
+    recognise={"none not refused": _meshes_where_none_fits, "batch forgotten": _batch_not_cut_evenly},
 )
 
 

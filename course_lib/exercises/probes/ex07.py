@@ -186,12 +186,15 @@ def probe_layout(names, seed):
 
 
 def buffers(seed: int) -> list[dict[str, object]]:
-    """q5's cases: layers as (numbers, trained), devices that divide none of them, and a stage; first small ones."""
+    """q5's cases: layers as (numbers, trained), devices that divide one of them, and a stage; first small ones."""
     rng = np.random.default_rng(seed)
-    cases = [{"layers": [(3, True), (5, True), (7, False)], "devices": 2, "stage": stage} for stage in range(4)]
+    cases = [
+        {"layers": [(3, True), (5, True), (4, True), (7, False)], "devices": 2, "stage": stage} for stage in range(4)
+    ]
     for stage in range(4):
         devices = int(rng.integers(5, 12))
         numbers = devices * rng.integers(50, 500, size=6) + rng.integers(1, devices // 2 + 1, size=6)
+        numbers[0] -= numbers[0] % devices
         trained = rng.permutation([True] * 4 + [False] * 2)
         layers = [(int(count), bool(learns)) for count, learns in zip(numbers, trained)]
         cases.append({"layers": layers, "devices": devices, "stage": stage})
@@ -209,9 +212,9 @@ def probe_bytes(names, seed):
 def clusters(seed: int) -> list[dict[str, int]]:
     """q6's cases: small ones, then some times a scale for bytes and a scale for devices and batch, in no order.
 
-    Of the small ones some fill the memory, one has a machine that an axis fits into and does not divide, and in one a
-    larger axis fits less. The others differ in what decides: memory, heads, machine, batch, what stays whole; the last
-    has no mesh.
+    Of the small ones some fill the memory, one has a machine that an axis fits into and does not divide, one a batch
+    with an example for each device and not equally many, and in one a larger axis fits less. The others differ in what
+    decides: memory, heads, machine, batch, what stays whole; the last has no mesh.
     """
     nothing = dict.fromkeys(("whole_bytes", "cut_bytes", "example_whole_bytes", "example_cut_bytes"), 0)
     two = {"devices": 2, "machine_devices": 2, "heads": 2, "global_batch": 2, **nothing}
@@ -223,6 +226,7 @@ def clusters(seed: int) -> list[dict[str, int]]:
         two | {"cut_bytes": 2, "example_cut_bytes": 4, "memory_bytes": 5},
         two | {"example_cut_bytes": 3, "memory_bytes": 2},
         two | {"global_batch": 4, "example_whole_bytes": 4, "memory_bytes": 7},
+        eight | {"global_batch": 12, "cut_bytes": 8, "memory_bytes": 16},
         eight | {"cut_bytes": 16, "example_whole_bytes": 4, "memory_bytes": 16},
         eight | {"devices": 24, "heads": 12, "global_batch": 24, "cut_bytes": 24, "memory_bytes": 8},
     ]
