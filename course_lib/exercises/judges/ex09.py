@@ -68,14 +68,31 @@ def _no_smaller(case, scale):
     return scale == 1 or not _is_right(case, scale / 2) or f"where you take {_named(scale)}, half of it does"
 
 
+def _has_a_scale(case):
+    return any(_is_right(case, one) for one in SCALES)
+
+
+def _shown(case):
+    """The numbers of a small case."""
+    numbers = [gradient.tolist() for gradient in case["gradients"]]
+    few = sum(map(len, numbers)) < 10
+    return f", with gradients {numbers} of which {case['largest_lost_share']:.0%} may become zero" if few else ""
+
+
 def _refused_alone(answers, seed):
     for case, scale in zip(probes.gradient_sets(seed), answers["scales"], strict=True):
-        exists = any(_is_right(case, one) for one in SCALES)
-        if exists and scale == REFUSED:
-            return "you raise it where there is a right scale"
-        if not exists and scale != REFUSED:
-            return f"you return {_named(scale)} where no scale is right"
+        if _has_a_scale(case) and scale == REFUSED:
+            return "you raise it where there is a right scale" + _shown(case)
+        if not _has_a_scale(case) and scale != REFUSED:
+            return f"you return {_named(scale)} where no scale is right" + _shown(case)
     return True
+
+
+def _scale_where_none_is_right(answers, seed):
+    pairs = list(zip(probes.gradient_sets(seed), answers["scales"], strict=True))
+    none = [scale for case, scale in pairs if not _has_a_scale(case)]
+    rest = [scale != REFUSED and _is_right(case, scale) for case, scale in pairs if _has_a_scale(case)]
+    return all(rest) and REFUSED not in none
 
 
 _SCALES = {"scales": [forms.either(forms.any_number, forms.words(REFUSED))]}
@@ -92,6 +109,7 @@ WINDOW = question(
         Target("no smaller power of two does", _each_scale(_no_smaller)),
         Target("a ValueError where no scale is right, and only there", _refused_alone),
     ),
+    recognise={"none not refused": _scale_where_none_is_right},
 )
 
 
@@ -156,6 +174,22 @@ def _unscales(answers, seed):
     return True
 
 
+def _passed_through_float16(answers, seed):
+    """Whether all unscaled gradients are quotients in float16; a scale beyond 65,504 is infinite there."""
+    for case, update in zip(probes.transitions(seed), answers["updates"], strict=True):
+        for got, gradient in zip(update["unscaled"] or (), case["gradients"], strict=not _has_overflow(case)):
+            quotients = (gradient / np.float16(case["scale"]), (gradient / np.float32(case["scale"])).astype("float16"))
+            if not any(np.array_equal(got, one) for one in quotients):
+                return False
+    return True
+
+
+def _gradients_of_skipped_steps(answers, seed):
+    pairs = list(zip(probes.transitions(seed), answers["updates"], strict=True))
+    states = all((got["scale"], got["good_steps"]) == _next_state(case) for case, got in pairs)
+    return states and _unscales(answers, seed) is True and all(got["unscaled"] is not None for _, got in pairs)
+
+
 _UNSCALED = {"unscaled": forms.either([forms.any_array], forms.nothing), "dtypes": [forms.text]}
 _UPDATE = {"scale": forms.any_number, "good_steps": forms.whole} | _UNSCALED
 SEARCH = question(
@@ -176,6 +210,10 @@ SEARCH = question(
             _state_is_right(lambda case: not _has_overflow(case) and not _grows(case)),
         ),
     ),
+    recognise={
+        "divided in float16": _passed_through_float16,
+        "skipped steps have gradients": _gradients_of_skipped_steps,
+    },
 )
 
 
@@ -237,6 +275,8 @@ def _scale_halved(answers, seed):
 def _as_one_device(answers, seed):
     run = _run_of(answers, seed)
     way = _one_device(run) - run["weights"]
+    if not all(np.isfinite(copy).all() for copy in answers["steps"][-1]["weights"]):
+        return "the weights are no longer finite"
     error = np.max([off(copy - run["weights"], way) for copy in answers["steps"][-1]["weights"]])
     return bool(error <= ROUNDED) or f"off by {error:.1%} of the way"
 
@@ -266,6 +306,18 @@ def _returned(answers, seed, of_bad):
     return all(one == of_bad(bad) for step, bad in pairs for one in step["returned"])
 
 
+def _counted(*counts):
+    """Recognise that every replica returns these numbers after the first steps."""
+    return lambda answers, seed: all(
+        one == count for step, count in zip(answers["steps"], counts) for one in step["returned"]
+    )
+
+
+def _mean_returned(answers, seed):
+    pairs = zip(answers["steps"], _run_of(answers, seed)["bad"], strict=True)
+    return all(abs(one - bad / len(step["returned"])) < FLOAT32 for step, bad in pairs for one in step["returned"])
+
+
 def _poisoned(answers):
     return not np.isfinite(answers["steps"][1]["weights"]).all()
 
@@ -286,14 +338,25 @@ OVERFLOW = question(
     ),
     recognise={
         "a branch": lambda answers, seed: "`merge_call` called while defining" in answers["stopped"]["error"],
-        "infinity passes": lambda answers, seed: _poisoned(answers) and answers["steps"][1]["returned"][0] == 0,
+        "infinity passes": lambda answers, seed: _poisoned(answers) and not any(answers["steps"][1]["returned"]),
+        "last gradient alone": _counted(0, 1, 0, 2, 1, 1, 0),
         "first replica asked": lambda answers, seed: _poisoned(answers),
+        "NaN passes": _counted(0, 1, 0, 2, 0),
+        "first gradient alone": _counted(0, 1, 0, 2, 1, 0),
         "not scaled": _first_step_is(lambda run: 1 / run["scale"]),
         "local mean": _first_step_is(lambda run: 1, local_mean=True),
         "mean of means": _first_step_is(lambda run: 1 / len(run["steps"][0]), local_mean=True),
+        "four replicas": _first_step_is(lambda run: 1 / 4, local_mean=True),
+        "not divided": _first_step_is(lambda run: sum(len(x) for x, _ in run["steps"][0])),
         "summed twice": _first_step_is(lambda run: len(run["steps"][0])),
         "whether any": lambda answers, seed: _returned(answers, seed, lambda bad: min(bad, 1)),
-        "tensors counted": lambda answers, seed: _returned(answers, seed, lambda bad: 2 * bad),
+        "mean of the flags": _mean_returned,
+        "tensors counted": _counted(0, 2, 0, 4, 2, 1, 1, 0),
+        "halved twice": lambda answers, seed: all(
+            scale == _run_of(answers, seed)["scale"] / 4**halvings
+            for step, halvings in zip(answers["steps"], np.cumsum(np.array(_run_of(answers, seed)["bad"]) > 0))
+            for scale in step["scales"]
+        ),
         "own replica alone": lambda answers, seed: all(
             sum(step["returned"]) == bad for step, bad in zip(answers["steps"], _run_of(answers, seed)["bad"])
         ),
@@ -401,6 +464,9 @@ DTYPES = question(
         "short logits": _shorts_are(*HIDDEN, "logits"),
         "counts cast": _shorts_are("rescale", *HIDDEN),
         "short squares": _shorts_are(*HIDDEN, "norm"),
+        "all but the logits": _shorts_are("rescale", *HIDDEN, "norm"),
+        "nothing short": _shorts_are(),
+        "one hidden layer short": lambda answers, seed: any(_shorts_are(one)(answers, seed) for one in HIDDEN),
         "policy left behind": lambda answers, seed: (
             not all(answers[policy]["global_policy_kept"][1] for policy in probes.POLICIES)
         ),

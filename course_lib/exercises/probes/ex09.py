@@ -23,7 +23,8 @@ POLICIES = ("mixed_float16", "mixed_bfloat16")  # of q4
 def gradient_sets(seed: int) -> list[dict[str, object]]:
     """q1's cases, gradients and the largest lost share, each with something else that decides; small ones first.
 
-    Of the small ones one loses exactly what it may, one needs the largest scale, and one a larger than that.
+    Of the small ones one loses exactly what it may, one needs the largest scale, and one a larger than that; one holds
+    float16's largest number, one is rounded to it, and one to infinity.
     """
     rng = np.random.default_rng(seed)
     low = -int(rng.integers(32, 36))
@@ -45,7 +46,7 @@ def gradient_sets(seed: int) -> list[dict[str, object]]:
         ([spread(100, -18, 2), spread(20, -20, -5)], 0.02),
     ]
     small = [([[1, 1, 1, 2**-30]], 0.25), ([[0, 0, 1, 2**-30]], 0.25), ([[1, 1, 1, 2**-30], [1, 1]], 0.15)]
-    small += [([[2**-64]], 0.0), ([[2**-65]], 0.0)]
+    small += [([[2**-64]], 0.0), ([[2**-65]], 0.0), ([[65_504]], 0.0), ([[65_510]], 0.0), ([[65_520]], 0.0)]
     cases = [*small, *shuffled(rng, cases)]
     return [
         {"gradients": [np.array(gradient, "float32") for gradient in gradients], "largest_lost_share": share}
@@ -76,10 +77,11 @@ def transitions(seed: int) -> list[dict[str, object]]:
             "largest_scale": largest,
         }
 
-    def gradients(second=None):
+    def gradients(second=None, first=1.0):
         """Two arrays; some numbers vanish from float16 when they are divided by a scale there."""
         one, other = rng.normal(size=(3, 2)), rng.normal(size=4)
         one[0], other[:2] = 2.0**-20, 2.0**-22
+        one[1, 0] *= first
         if second is not None:
             other[int(rng.integers(4))] = second
         return [one.astype("float16"), other.astype("float16")]
@@ -96,6 +98,9 @@ def transitions(seed: int) -> list[dict[str, object]]:
         case(gradients(math.nan)),
         case(gradients(math.inf), scale=1.0),
         case(gradients(), good_steps=growth - 1, scale=largest / 2),
+        case(gradients(65_504)),
+        case(gradients(first=math.inf)),
+        case(gradients(), good_steps=growth - 3, scale=largest),
         case([np.full((3, 2), math.inf, "float16"), np.full(4, math.nan, "float16")]),
     ]
     return shuffled(rng, cases)
@@ -122,26 +127,35 @@ def _updated(update, case):
 
 
 def overflowing_run(seed: int, replicas: int) -> dict[str, object]:
-    """A linear model's weights (4, 1), the last one its bias, learning rate and loss scale, and five steps.
+    """A linear model's weights (4, 1), the last one its bias, learning rate and loss scale, and eight steps.
 
     A step has a shard (x (local, 3), y (local, 1)) for each replica, not all of one size.
-    In the second step one replica overflows that is not the first, in the fourth the
-    first and another; in the backward pass alone, so that losses stay finite. `bad`
-    counts them.
+    In the second step both gradients overflow on a replica that is not the first, in the fourth
+    on the first and another; in the backward pass alone, so that losses stay finite. In the
+    fifth a forward pass meets infinity of both signs, so that gradients are NaN; in the sixth
+    the bias's gradient alone overflows, in the seventh the kernel's. `bad` counts replicas.
     """
     rng = np.random.default_rng(seed)
     weights = (rng.choice([-1, 1], (4, 1)) * rng.uniform(0.5, 1, (4, 1))).astype("float32")
-    one, another = rng.integers(1, replicas, 2)
-    bad = [set(), {int(one)}, set(), {0, int(another)}, set()]
-    steps = [[_shard(rng, weights, 3 + replica % 3, replica in those) for replica in range(replicas)] for those in bad]
-    scale = 2.0 ** int(rng.integers(8, 11))
+    one, another = (int(replica) for replica in rng.integers(1, replicas, 2))
+    bad = [{}, {one: "both"}, {}, {0: "both", another: "both"}, {one: "nan"}, {another: "bias"}, {one: "kernel"}, {}]
+    rows, scale, steps = [3 + replica % 3 for replica in range(replicas)], 2.0 ** int(rng.integers(8, 11)), []
+    for number, those in enumerate(bad):
+        upstream = scale / 2 ** sum(map(bool, bad[:number])) * 2 / sum(rows)  # of an error of 1
+        steps.append([_shard(rng, weights, rows[place], those.get(place), upstream) for place in range(replicas)])
     return {"weights": weights, "rate": 0.05, "scale": scale, "steps": steps, "bad": [len(those) for those in bad]}
 
 
-def _shard(rng, weights, rows, overflows):
+def _shard(rng, weights, rows, overflow, upstream):
     x, y = rng.uniform(0.2, 1, (rows, 3)) * rng.choice([-1, 1], (rows, 3)), 2 * rng.normal(size=(rows, 1))
-    if overflows:
+    if overflow == "both":
         x[0] = 4096 * np.sign(weights[:3, 0])
+    elif overflow == "nan":
+        x[0] = 1e5 * np.sign(weights[:3, 0]) * [1, -1, 1]
+    elif overflow == "kernel":  # the products of two rows have one sign, the upstream gradients two
+        x[:2], y[:2] = [[8] * 3, [-8] * 3], [[-30_000 / upstream], [30_000 / upstream]]
+    elif overflow == "bias":
+        x[:3], y[:3] = 0.001, -30_000 / upstream
     return x.astype("float32"), y.astype("float32")
 
 

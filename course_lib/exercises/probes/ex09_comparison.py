@@ -113,6 +113,7 @@ def verdicts(seed: int) -> list[dict[str, object]]:
         (1.5, 0.4, 6, "undecided"),
         (-1.6, 0.4, 5, "undecided"),
         (0.02, 0.525, 5, "undecided"),
+        (0.01, 0.5, 6, "undecided"),  # 1.96 standard errors, or one with n, would say no difference
         (2.0, 0.3, 9, "worse"),
         (-2.0, 0.3, 9, "better"),
         (1.5, 0.2, 8, "worse"),
