@@ -307,9 +307,11 @@ def _returned(answers, seed, of_bad):
 
 
 def _counted(*counts):
-    """Recognise that every replica returns these numbers after the first steps."""
-    return lambda answers, seed: all(
-        one == count for step, count in zip(answers["steps"], counts) for one in step["returned"]
+    """Recognise a right first step, and that every replica returns these numbers after the first steps."""
+    first_is_right = _first_step_is(lambda run: 1)
+    return lambda answers, seed: (
+        first_is_right(answers, seed)
+        and all(one == count for step, count in zip(answers["steps"], counts) for one in step["returned"])
     )
 
 
