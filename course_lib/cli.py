@@ -13,6 +13,7 @@ from pathlib import Path
 
 from course_lib import command_list
 from course_lib.errors import CourseError
+from course_lib.waiting import waiting
 
 VERSION = "0.1.0"  # pyproject.toml has the same
 READER_GONE = 141  # what a shell says of a program that SIGPIPE ended
@@ -30,7 +31,8 @@ def main(argv: list[str] | None = None) -> int:
         if not argv[0].startswith("-") and argv[0] not in command_list.NAMES:
             raise CourseError(f"there is no such command; {command_list.near(argv[0])}`course --help` names all")
         arguments = _parser().parse_args(argv)
-        answer = arguments.run(arguments)
+        with waiting(command) as arguments.at:  # takes what the subcommand is at, in words
+            answer = arguments.run(arguments)
         sys.stdout.flush()  # a reader that has gone is met here, and not at Python's end
         return answer
     except BrokenPipeError:
@@ -87,11 +89,10 @@ def lab_command(port: int | None, browser: bool) -> list[str]:
 def check(arguments: argparse.Namespace) -> int:
     """Run an exercise in a fresh kernel and show its verdicts."""
     from course_lib.exercises.run_notebook import check_notebook
-    from course_lib.waiting import waiting
 
     path, show = _exercise_path(arguments.exercise), lambda verdict: print(f"{verdict.message}\n", flush=True)
-    with waiting(f"checking {path.stem}") as at:
-        verdicts = check_notebook(path, (lambda verdict: None) if arguments.json else show, at)
+    show = (lambda verdict: None) if arguments.json else show
+    verdicts = check_notebook(path, show, lambda words: arguments.at(f"{path.stem}, {words}"))
     if arguments.json:
         print(json.dumps([verdict.as_dict() for verdict in verdicts], indent=2))
     else:

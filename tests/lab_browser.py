@@ -1,4 +1,4 @@
-"""JupyterLab in headless Chromium, used as a person uses it: for test_lab.py and benchmark_lab.py.
+"""JupyterLab in headless Chromium, used as a person uses it: for test_lab.py, benchmark_lab.py, readme_picture.py.
 
 The server works on a copy of the course, with nobody's settings. What the cells hold is read from JupyterLab's own
 model of the open notebook, because the page of a long one holds only the cells in sight.
@@ -38,11 +38,21 @@ CELLS = f"""{CONTENT}.widgets.filter(cell => cell.model.type === "code").map(cel
 
 
 def copy_of_the_course(folder: Path) -> Path:
-    """What a learner starts with: lessons, package and blank exercises, where nothing reaches this checkout's."""
+    """What a learner starts with: lessons, package and blank exercises, in a git clone of their own."""
     for name in ("course_lib", "notebooks"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "logs", ".*"))
     generate(ROOT / "solutions", folder / "exercises")
+    shutil.copy(ROOT / ".gitignore", folder)
+    nobody = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.org")
+    for words in (("init", "--quiet"), ("add", "--all"), (*nobody, "commit", "--quiet", "--message", "the course")):
+        subprocess.run(("git", *words), cwd=folder, check=True)
     return folder
+
+
+def changed_in_git(course: Path) -> list[str]:
+    """What `git status` lists."""
+    command = ("git", "status", "--porcelain")
+    return subprocess.run(command, cwd=course, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
+from axe import axe_findings
 
 from course_lib import views
 from course_lib.errors import CourseError
@@ -345,19 +346,6 @@ ONE_OF_EACH_TOKEN = """() => {
     seen.add(kind);
   }
 }"""
-
-
-def axe_findings(page) -> list[str]:
-    from axe_playwright_python.sync_playwright import Axe
-
-    # A page in a file may read no style sheet as text, which is what axe would preload.
-    options = {
-        "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"],
-        "resultTypes": ["violations"],
-        "preload": False,
-    }
-    violations = Axe().run(page, options=options).response["violations"]
-    return [f"{violation['id']}: {node['html'][:200]}" for violation in violations for node in violation["nodes"]]
 
 
 @in_browser

@@ -376,6 +376,24 @@ def test_a_terminal_shows_what_goes_on_and_is_clean_at_the_end(monkeypatch):
     assert terminal.getvalue().endswith("\r\033[K")
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_that_takes_long_says_so_and_its_line_makes_way(monkeypatch, command):
+    terminal = Terminal()
+
+    def slow(arguments):
+        arguments.at("cell 3 of 20")
+        assert terminal.shown.wait(60)
+        print("the answer")
+        return 0
+
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(waiting, "FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(cli, "_found", lambda name: (slow, lambda parser: None, ""))
+    assert cli.main([command]) == 0
+    assert re.search(rf"course {command}, cell 3 of 20, \d+ s\r\033\[Kthe answer\n", terminal.getvalue())
+
+
 def test_a_file_is_sent_nothing(monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with waiting.waiting("checking 00") as at:

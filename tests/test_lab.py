@@ -1,15 +1,19 @@
 """A learner's first hours in JupyterLab, in headless Chromium: lessons 00 to 02, a view, and exercises' first question.
 
-One walk in one browser, on a copy of the course.
+One walk in one browser, on a copy of the course; axe looks at each page.
 """
 
 import re
 from pathlib import Path
 
 import pytest
+from axe import axe_findings
 from lab_browser import (
     CELLS,
+    IDLE,
+    PATIENCE,
     browser_page,
+    changed_in_git,
     copy_of_the_course,
     follow,
     in_sight,
@@ -46,6 +50,8 @@ def test_a_learners_first_hours(tmp_path):
         it_opens_on_lesson_00_beside_the_lessons_in_their_order(page)
         for lesson in WRONG:
             a_lesson_runs_without_a_red_cell(page, lesson)
+            all_can_use(page)
+            its_checks_alone_change_no_file(page, course, lesson)
             its_exercise_says_what_is_wrong_and_counts_what_is_right(page, course, lesson)
         a_view_follows_its_controls(page)
         what_was_only_run_is_no_work_to_save(page, course)
@@ -76,10 +82,28 @@ def a_lesson_runs_without_a_red_cell(page, lesson):
     assert red == [cell["source"] for cell in cells if store_outputs.RAISES in cell["tags"]]
 
 
-def its_exercise_says_what_is_wrong_and_counts_what_is_right(page, course, lesson):
+def all_can_use(page):
+    """Axe finds nothing, in the lesson or exercise and in what JupyterLab draws around it."""
+    page.wait_for_function("() => !document.querySelector('.jp-Cell .cm-content:not([aria-label])')")
+    assert axe_findings(page) == []
+
+
+def its_checks_alone_change_no_file(page, course, lesson):
+    """Every check of the blank exercise, run and not saved: git knows of the exercises that were saved before alone."""
+    before = changed_in_git(course)
+    assert before == [f" M exercises/{name}.ipynb" for name in list(WRONG)[: list(WRONG).index(lesson)]]
     follow(page, f"exercise {lesson[:2]}")
     opened(page, f"exercises/{lesson}.ipynb")
     run_cell(page, "import course_lib")
+    for question in judges.questions(lesson):
+        run_cell(page, f'check("{question.name}")')
+    page.wait_for_function(IDLE, timeout=PATIENCE)
+    all_can_use(page)
+    assert not page.evaluate("() => jupyterapp.shell.currentWidget.context.model.dirty")
+    assert changed_in_git(course) == before
+
+
+def its_exercise_says_what_is_wrong_and_counts_what_is_right(page, course, lesson):
     question, right = judges.questions(lesson)[0], solution(lesson)
     good, bad, name = WRONG[lesson]
     (mistake,) = [mistake for mistake in question.mistakes if mistake.name == name]
@@ -116,9 +140,8 @@ def a_view_follows_its_controls(page):
 
 def what_was_only_run_is_no_work_to_save(page, course):
     """The files of the lessons are as they came, and one closes without a question; one written in asks."""
-    for lesson in WRONG:
-        name = f"{lesson}.ipynb"
-        assert (course / "notebooks" / name).read_bytes() == (ROOT / "notebooks" / name).read_bytes()
+    saved = [f" M exercises/{lesson}.ipynb" for lesson in WRONG]
+    assert changed_in_git(course) == saved
     page.keyboard.press("Escape")
     menu(page, "File", "Close Tab")
     page.wait_for_function(
@@ -131,9 +154,7 @@ def what_was_only_run_is_no_work_to_save(page, course):
     run_cell(page, "# @title Set-up", "1 + 1")
     menu(page, "File", "Close Tab")
     page.locator(".jp-Dialog").get_by_role("button", name="Discard").click()
-    assert (course / "notebooks/01_one_device.ipynb").read_bytes() == (
-        ROOT / "notebooks/01_one_device.ipynb"
-    ).read_bytes()
+    assert changed_in_git(course) == saved
 
 
 def seen(cell) -> dict[str, str]:

@@ -35,6 +35,13 @@ def test_a_notebook_begins_with_its_title_and_question(lesson):
     assert f"\n**{lesson.question}**\n" in head
 
 
+def test_the_readme_counts_the_lessons_as_they_are():
+    """In its first lines, and in what it says of its picture; tests/readme_picture.py takes that again."""
+    counted = re.findall(r"(\w+) (?:lessons|graded exercises)\b", (ROOT / "README.md").read_text().partition("## ")[0])
+    counted += re.findall(r"with the (\w+) lessons", (ROOT / "README.md").read_text())
+    assert len(LESSONS) == 13 and counted == ["thirteen"] * 3
+
+
 @each_notebook
 def test_a_lesson_is_one_sitting_long(lesson):
     assert len(cells(lesson.name)) <= 60

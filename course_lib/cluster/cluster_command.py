@@ -18,7 +18,6 @@ from course_lib.cluster.outcome import RunFailed
 from course_lib.cluster.worker_program import name_and_value, search_current_folder
 from course_lib.errors import CourseError
 from course_lib.hangs import HangReport
-from course_lib.waiting import waiting
 
 OF_THE_JOB = ("workers", "parameter_servers", "evaluator", "framework", "restarts", "hang_seconds")
 
@@ -110,8 +109,8 @@ def check_machines(arguments: argparse.Namespace) -> int:
     if arguments.folder and not arguments.folder.is_dir():
         raise CourseError(f"--folder {arguments.folder} is no folder on this machine: make it, or mount it.")
     check = MachineCheck(config, arguments.folder, arguments.seconds)
-    with waiting(f"check as {check.name}"):
-        asyncio.run(check.run())
+    arguments.at(check.name)
+    asyncio.run(check.run())
     if arguments.json:
         print(json.dumps({"task": check.name, "fine": check.fine, "findings": list(map(asdict, check.findings))}))
     else:

@@ -24,6 +24,7 @@ from course_lib.errors import CourseError
 from course_lib.planner.calibration import FITTED, Calibration
 from course_lib.planner.published_runs import PUBLISHED, PublishedRun, predict_row, read_run, read_table
 from course_lib.planner.rented_chips import GIB
+from course_lib.waiting import waiting
 
 FAMILIES = ("volta", "ampere", "hopper", "tpu")
 # Where the search begins, and what stays when no row says more. The framework's own: 1.6 GB of context (BLOOM's
@@ -115,7 +116,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Fit the planner's constants on published runs.")
     parser.add_argument("--store", action="store_true", help="write calibration.json")
     arguments = parser.parse_args()
-    fresh = report(samples(read_table(PUBLISHED)))
+    with waiting("fitting, some minutes"):
+        fresh = report(samples(read_table(PUBLISHED)))
     for kind, of_kind in fresh["left_out"].items():
         print(f"{kind}: errors on sources left out of the fit")
         for source, (runs, median, most) in of_kind.items():

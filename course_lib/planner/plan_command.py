@@ -5,6 +5,7 @@ import csv
 import json
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def plan(arguments: argparse.Namespace) -> int:
     """Predict memory and time of a training step on chips that need not be here; 0 when something fits, 1 when not."""
     if arguments.table or arguments.out:
-        return _table(arguments.table, arguments.out)
+        return _table(arguments.table, arguments.out, arguments.at)
     batch, fed = arguments.batch, arguments.examples_per_second
     if not arguments.model or batch is None:
         raise CourseError(f"name a model and its global batch, as in: {EXAMPLE}")
@@ -108,11 +109,14 @@ def _svg(name: str) -> Path:
     return Path(name)
 
 
-def _table(source: Path | None, target: Path | None) -> int:
+def _table(source: Path | None, target: Path | None, at: Callable[[str], None]) -> int:
     if source is None or target is None:
         raise CourseError("a table is predicted with both --table IN.csv and --out OUT.csv.")
-    answered = list(fill(read_table(source), fitted()))
-    rows, complaints = [row for row, _ in answered], [complaint for _, complaint in answered if complaint]
+    read, rows, complaints = read_table(source), [], []
+    for row, complaint in fill(read, fitted()):
+        rows.append(row)
+        complaints += [complaint] if complaint else []
+        at(f"row {len(rows)} of {len(read)}")
     for complaint in complaints:
         print(f"course plan: {complaint}", file=sys.stderr)
     try:

@@ -10,7 +10,6 @@ from pathlib import Path
 from course_lib.errors import CourseError
 from course_lib.staff.certificate import certificate_command
 from course_lib.staff.grade import grade_command
-from course_lib.waiting import waiting
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -33,9 +32,9 @@ def run_notebooks(arguments: argparse.Namespace) -> int:
     paths, failures = arguments.notebook or list(stored), 0
     for number, path in enumerate(paths, 1):
         print(f"[{number}/{len(paths)}] {path.name}", flush=True)
+        arguments.at(path.stem)
         try:
-            with waiting(path.stem):
-                executed = execute(path, store=not arguments.check)
+            executed = execute(path, store=not arguments.check)
             print(f"  {executed}", flush=True)
         except CellFailed as failure:
             failures += 1
@@ -77,9 +76,7 @@ def book(arguments: argparse.Namespace) -> int:
     """Write lessons, exercises and the library's reference as a web site, to read in a browser."""
     from course_lib.staff.site import build
 
-    with waiting("writing the book: about a minute") as at:
-        written = build(CHECKOUT, arguments.out or CHECKOUT / "build" / "book", at)
-    print(written)
+    print(build(CHECKOUT, arguments.out or CHECKOUT / "build" / "book", arguments.at))
     return 0
 
 

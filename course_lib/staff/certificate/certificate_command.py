@@ -103,6 +103,7 @@ def _verify_claim(sealed, arguments: argparse.Namespace) -> int:
 
         private = keys.read_private(arguments.key)  # before minutes of work
     record, review = sealed.record, []
+    arguments.at(f"all {len(record.exercises)} exercises are run again")
     for number, result in enumerate(rerun.results(record, arguments.jobs, not arguments.run_submissions_as_me), 1):
         print(f"[{number}/{len(record.exercises)}] {result.exercise}: {result.points} of {result.of}", flush=True)
         if result.problem or result.points < result.of or not result.of:

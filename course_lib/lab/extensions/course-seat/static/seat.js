@@ -1,5 +1,5 @@
 // What `course lab` adds to JupyterLab: prose of about 80 characters, listings and tables that scroll, names for
-// sliders, the seconds of a cell that runs, empty brackets at stored outputs, and no question at closing a notebook
+// what has none, the seconds of a cell that runs, empty brackets at stored outputs, and no question at closing a notebook
 // that was only read and run.
 var _JUPYTERLAB = globalThis._JUPYTERLAB ?? {};
 {
@@ -16,12 +16,34 @@ var _JUPYTERLAB = globalThis._JUPYTERLAB ?? {};
     body[data-jp-theme-light="false"] { color-scheme: dark; }
   `;
 
-  // A slider's handle has a role and no name (ipywidgets issue 3859).
-  const nameSliders = () => {
-    for (const handle of document.querySelectorAll(".widget-slider .noUi-handle:not([aria-label])")) {
-      const label = handle.closest(".widget-slider").querySelector(".widget-label");
-      handle.setAttribute("aria-label", label.textContent);
-    }
+  // What a screen reader or the keyboard misses in JupyterLab 4.6 and ipywidgets 8 (axe names each), and its repair.
+  const label = (of) => (element) => element.setAttribute("aria-label", of(element));
+  const REPAIRS = [
+    [
+      ".widget-slider .noUi-handle:not([aria-label])", // ipywidgets issue 3859
+      label((handle) => handle.closest(".widget-slider").querySelector(".widget-label").textContent),
+    ],
+    [
+      ".jp-Cell .cm-content:not([aria-label])",
+      label((text) => (text.closest(".jp-CodeCell") ? "Code of this cell" : "Text of this cell")),
+    ],
+    [".jp-collapseHeadingButton:not([aria-label])", label(() => "Fold or unfold this section")],
+    [".jp-skiplink-wrapper:not([role])", (links) => links.setAttribute("role", "navigation")],
+    [".jp-skiplink-wrapper:not([aria-label])", label(() => "Skip links")],
+    [".jp-WindowedPanel-viewport[role=feed] > .jp-Cell:not([role])", (cell) => cell.setAttribute("role", "article")],
+    ["jp-button[aria-pressed]", (button) => button.removeAttribute("aria-pressed")], // inside is a button that says it
+    [".jp-OutputArea-output > pre:not([tabindex])", (text) => text.setAttribute("tabindex", "0")], // it may scroll
+    [".jp-OutputArea-output.jp-RenderedHTMLCommon:not([tabindex])", (page) => page.setAttribute("tabindex", "0")],
+  ];
+  const repair = () => {
+    for (const [selector, fix] of REPAIRS) document.querySelectorAll(selector).forEach(fix);
+  };
+  let soon = 0; // many changes of the page, one look at it
+  const changed = () => {
+    soon ||= setTimeout(() => {
+      soon = 0;
+      repair();
+    }, 100);
   };
 
   // How long a cell has been running, once that is long: beside its [*].
@@ -66,7 +88,7 @@ var _JUPYTERLAB = globalThis._JUPYTERLAB ?? {};
     autoStart: true,
     activate: (app) => {
       document.head.append(Object.assign(document.createElement("style"), { textContent: STYLE }));
-      new MutationObserver(nameSliders).observe(document.body, { childList: true, subtree: true });
+      new MutationObserver(changed).observe(document.body, { childList: true, subtree: true });
       setInterval(tellTime, 1000);
       app.shell.layoutModified.connect(() => {
         for (const panel of app.shell.widgets("main")) watch(panel);
