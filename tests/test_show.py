@@ -34,6 +34,7 @@ REPORTS = {
 UPDATES = [(0, 1, 0), (0, 2, 0), (0, 3, 0), (1, 3, 3), (0, 4, 1), (0, 5, 0), (0, 6, 0), (1, 6, 3)]
 HELD = {"before": [[{w} for _ in range(4)] for w in range(4)]}
 HELD["round 1"] = [[{w, (w - 1) % 4} if chunk == (w - 1) % 4 else {w} for chunk in range(4)] for w in range(4)]
+PAIRED = {"worker 0": {8: "[9610], [1]", 9: "[9610], [1]", 10: "[9610], [1]"}, "worker 1": {8: "[9610], [1]", 9: "[5]"}}
 FOUR = [f"CPU:{number}" for number in range(4)]
 
 
@@ -62,6 +63,7 @@ DRAWN = {
     "messages": lambda: show.messages({"ring": LEDGER}, CAPTION),
     "timelines": lambda: show.timelines({"1F1B": pipeline.one_forward_one_backward(2, 4).timeline()}, CAPTION),
     "marks": lambda: show.marks({"slow": events([0, 1, 3, 4])}, ("input", "compute"), CAPTION),
+    "paired_calls": lambda: show.paired_calls(PAIRED, CAPTION),
     "restarts": lambda: show.restarts(REPORTS, [10, 20], CAPTION),
     "stale_updates": lambda: show.stale_updates(UPDATES, CAPTION),
     "accumulation": lambda: show.accumulation({"one pass": [64], "four": [16] * 4}, CAPTION),
@@ -239,6 +241,14 @@ def test_staleness_is_drawn_as_counted():
     assert drawn == [0, 0, 0, 3, 1, 0, 0, 3]
     unit = cells(figure)[0].get_width()
     assert [round(one.get_width() / unit) for one in cells(figure)] == [1, 1, 1, 3, 1, 1, 1, 3]
+
+
+def test_calls_that_meet_are_joined_where_they_are_alike():
+    figure = show.paired_calls(PAIRED, "x")
+    (joined,) = figure.canvas.axes[0].lines
+    place = {text.get_text(): text.get_position()[0] for text in figure.canvas.axes[0].texts}
+    assert set(joined.get_xdata()) == {place["call 8"]} and texts(figure).count("\u2260") == 2
+    assert sum(isinstance(patch, FancyBboxPatch) for patch in figure.canvas.axes[0].patches) == 3 + 2
 
 
 def test_held_rows_are_as_high_as_they_are_many():

@@ -193,6 +193,31 @@ def accumulation(passes: Mapping[str, Sequence[int]], caption: str) -> Figure:
     return board.figure(caption)
 
 
+@styled
+def paired_calls(calls: Mapping[str, Mapping[int, str]], caption: str) -> Figure:
+    """Collectives of tasks, in each task's own order: those of one number meet, and are joined by a line if alike.
+
+    calls  task to the number of each call and what it is, in a few characters
+    """
+    numbers, left = sorted(set().union(*calls.values())), 8.5
+    board, pitch = Board(5.5 * len(calls) + 1.5), (WIDTH - 0.5 - left) / len(numbers)
+    for column, number in enumerate(numbers):
+        met, x = [made[number] for made in calls.values() if number in made], left + column * pitch
+        alike = len(met) == len(calls) and len(set(met)) == 1
+        board.text(x + pitch / 2, 0.9, f"call {number}")
+        for row, made in enumerate(calls.values()):
+            colour, top = COLOURS[2] if alike else COLOURS[3], 2.2 + 5.5 * row
+            if number in made:
+                board.box(x + 0.4, top, pitch - 0.8, 3, made[number], colour, fill=0.18)
+            if row and alike:
+                board.line([(x + pitch / 2, top - 2.5), (x + pitch / 2, top)], colour, width=2)
+            elif row:
+                board.text(x + pitch / 2, top - 1.3, "\u2260", size=12, colour=colour, weight="bold")
+    for row, task in enumerate(calls):
+        board.text(left - 0.7, 3.7 + 5.5 * row, task, ha="right")
+    return board.figure(caption)
+
+
 def _draw_slot(axes, slot, start: float, narrowest: float) -> None:
     """A piece of work as a bar from `start`, with its micro-batch's number where that fits: above `narrowest`."""
     is_forward, length = slot.work.kind == "forward", slot.end - slot.start
