@@ -6,7 +6,7 @@
 import tempfile
 from pathlib import Path
 
-from lab_browser import ROOT, browser_page, copy_of_the_course, in_sight, lab, opened, run_cell
+from lab_browser import ROOT, browser_page, copy_of_the_course, lab, opened, run_cell
 
 PICTURE = ROOT / "notebooks/images/jupyterlab.png"
 LESSON = "02_data_parallelism"
@@ -21,8 +21,7 @@ def main() -> None:
             page.set_viewport_size(SIZE)
             page.goto(address.replace("00_start_here", LESSON))
             opened(page, f"notebooks/{LESSON}.ipynb")
-            run_cell(page, "views.all_reduce(", f"from course_lib import views\n{VIEW}")
-            in_sight(page, "views.all_reduce(").locator("figure img").wait_for()
+            run_cell(page, "# @title Set-up", "from course_lib import views")
             cell = run_cell(page, "views.all_reduce(", VIEW)
             cell.locator("figure img").wait_for()
             cell.evaluate("cell => cell.scrollIntoView()")
