@@ -46,16 +46,12 @@ def certificate(arguments: argparse.Namespace) -> int:
 def verify(arguments: argparse.Namespace) -> int:
     """Verify a completion certificate, and sign one whose answers are right."""
     from course_lib.staff.certificate import certificate_page
-    from course_lib.staff.certificate.record import Refused
+    from course_lib.staff.certificate.record import Refused, read_file
 
     if arguments.new_key:
         return _new_key(arguments.new_key)
     try:
-        content = arguments.file.read_bytes()
-    except OSError as error:
-        raise CourseError(f"{arguments.file} cannot be read: {error.strerror or error}") from None
-    try:
-        sealed = certificate_page.opened(content)
+        sealed = certificate_page.opened(read_file(arguments.file, certificate_page.LARGEST_BYTES + 1))
         return _verify_claim(sealed, arguments) if sealed.key is None else _verify_signed(sealed, arguments)
     except Refused as refusal:
         print(f"course verify: refused: {refusal}", file=sys.stderr)
@@ -93,15 +89,19 @@ def _verify_signed(sealed, arguments: argparse.Namespace) -> int:
 
 def _verify_claim(sealed, arguments: argparse.Namespace) -> int:
     from course_lib.staff.certificate import certificate_page, rerun
-    from course_lib.staff.certificate.record import Refused
-    from course_lib.staff.grade.results import plain_line, write_whole
+    from course_lib.staff.certificate.record import Refused, write_new
+    from course_lib.staff.grade.results import plain_line
 
+    if arguments.key and not arguments.sign:
+        raise Refused("nobody has signed this page; leave --key out to run its answers, or sign it with --sign FILE")
     if arguments.sign and not arguments.key:
         raise CourseError("--sign needs --key: name the class's key, which `course verify --new-key FILE` makes")
     if arguments.sign:
         from course_lib.staff.certificate import keys
 
         private = keys.read_private(arguments.key)  # before minutes of work
+        if arguments.sign.exists():
+            raise CourseError(f"{arguments.sign} is there already, and --sign overwrites nothing: name a new file")
     record, review = sealed.record, []
     arguments.at(f"all {len(record.exercises)} exercises are run again")
     for number, result in enumerate(rerun.results(record, arguments.jobs, not arguments.run_submissions_as_me), 1):
@@ -116,7 +116,7 @@ def _verify_claim(sealed, arguments: argparse.Namespace) -> int:
     if arguments.sign:
         key, today = keys.id_of(private.public_key()), datetime.now(UTC).date().isoformat()
         body = certificate_page.confirmed_body(dataclasses.replace(record, answers=""), key, today)
-        write_whole(arguments.sign, certificate_page.signed_page(body, key, keys.sign(private, body)))
+        write_new(arguments.sign, certificate_page.signed_page(body, key, keys.sign(private, body)))
         print(f"{arguments.sign}: signed with the class key {key}; anybody verifies it with the key's public half")
     return 0
 

@@ -6,11 +6,11 @@ Nothing of a key ships with the course, and no learner is handed a secret.
 import base64
 import contextlib
 import hashlib
-import os
 from functools import partial
 from pathlib import Path
 
 from course_lib.errors import CourseError
+from course_lib.staff.certificate.record import read_file, write_new
 
 try:
     from cryptography.exceptions import InvalidSignature
@@ -21,6 +21,7 @@ except ImportError:
     raise CourseError("keys need the cryptography package: `pip install cryptography`") from None
 
 PUBLIC = ".pub"
+LARGEST_BYTES = 10_000  # a key's file has a few hundred
 ID_CHARACTERS = 16  # of the public half's SHA-256; enough to tell keys apart, and no proof
 
 
@@ -33,12 +34,8 @@ def make(file: Path) -> Path:
     public_file = file.with_name(file.name + PUBLIC)
     text = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    for path, content, mode in ((file, text, 0o600), (public_file, public, 0o644)):
-        try:
-            with open(path, "xb", opener=partial(os.open, mode=mode)) as made:
-                made.write(content)
-        except OSError as error:
-            raise CourseError(f"the key {path} cannot be written ({error.strerror}); name a new file") from None
+    write_new(file, text, mode=0o600)
+    write_new(public_file, public)
     return public_file
 
 
@@ -68,19 +65,17 @@ def sign(private, content: bytes) -> str:
 
 
 def is_signed(public, content: bytes, signature: str) -> bool:
-    """Whether the signature is this key's of this content; the package compares in constant time."""
+    """Whether the signature is this key's of this content, in its one spelling."""
     try:
-        public.verify(base64.b64decode(signature, validate=True), content)
+        proof = base64.b64decode(signature, validate=True)
+        public.verify(proof, content)
     except (InvalidSignature, ValueError):
         return False
-    return True
+    return base64.b64encode(proof).decode() == signature  # the last letter has bits to spare
 
 
 def _read(file: Path):
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise CourseError(f"the key {file} cannot be read: {error.strerror}") from None
+    content = read_file(file, LARGEST_BYTES)
     for load in (partial(serialization.load_pem_private_key, password=None), serialization.load_pem_public_key):
         with contextlib.suppress(ValueError, TypeError):
             key = load(content)

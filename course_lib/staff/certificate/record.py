@@ -7,9 +7,14 @@ instructor has run the answers again: the same values and digest, and no answers
 import base64
 import hashlib
 import json
+import os
+import re
+import stat
+import unicodedata
 import zlib
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from course_lib.errors import CourseError
@@ -17,7 +22,12 @@ from course_lib.exercises.notebook_cells import question_tags, read_notebook
 from course_lib.progress import Progress
 
 FORMAT = "distributed training course, certificate 1"
+UNKNOWN = "unknown"  # a day that the learner's record does not tell
 LONGEST_NAME = 100  # characters
+# Letters and marks that show nothing, though Unicode calls them printable.
+_INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
 ANSWERS_BYTES = 20_000_000  # expanded; twelve notebooks' code is a hundredth of it
 
 
@@ -89,7 +99,8 @@ class Record:
             numbers = [number for line in lines for number in (line.points, line.of)]
             if not all(isinstance(text, str) for text in texts) or not all(type(number) is int for number in numbers):
                 raise TypeError
-            if not is_name(record.name):
+            days = [record.made_on, *(line.right_since for line in lines if line.right_since != UNKNOWN)]
+            if not is_name(record.name) or not all(map(_is_past_day, days)):
                 raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise Refused("this is no certificate of this course: its record cannot be read") from None
@@ -115,8 +126,30 @@ def claim(name: str, progress: Progress, folder: Path) -> Record:
 
 
 def is_name(name: str) -> bool:
-    """Whether it is one line that can be printed."""
-    return 0 < len(name) <= LONGEST_NAME and name.isprintable() and name == " ".join(name.split())
+    """Whether it is one line that can be printed and seen."""
+    is_line = 0 < len(name) <= LONGEST_NAME and name.isprintable() and name == " ".join(name.split())
+    is_seen = any(unicodedata.category(letter)[0] in "LN" for letter in name) and not _INVISIBLE.search(name)
+    return is_line and is_seen
+
+
+def read_file(file: Path, most: int) -> bytes:
+    """At most so many bytes of an ordinary file. Raises CourseError, in one line, for what is none."""
+    try:
+        with open(file, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as opened:
+            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+                raise CourseError(f"{file} cannot be read: it is no ordinary file")
+            return opened.read(most)
+    except OSError as error:
+        raise CourseError(f"{file} cannot be read: {error.strerror or error}") from None
+
+
+def write_new(file: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write a file that is not there yet. Raises CourseError where it is, or cannot be written."""
+    try:
+        with open(file, "xb", opener=partial(os.open, mode=mode)) as made:
+            made.write(content)
+    except OSError as error:
+        raise CourseError(f"{file} cannot be written ({error.strerror}); name a new file") from None
 
 
 def code_of(path: Path) -> list[dict]:
@@ -160,4 +193,10 @@ def _day(time: str | None) -> str:
     try:
         return datetime.fromisoformat(time or "").date().isoformat()
     except ValueError:
-        return "unknown"
+        return UNKNOWN
+
+
+def _is_past_day(text: str) -> bool:
+    """Whether it is a date as `claim` writes it, by any time zone no later than today."""
+    day = date.fromisoformat(text)
+    return day.isoformat() == text and day <= datetime.now(UTC).date() + timedelta(days=1)
