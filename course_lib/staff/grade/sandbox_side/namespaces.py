@@ -12,6 +12,7 @@ import ctypes
 import fcntl
 import os
 import platform
+import re
 import resource
 import signal
 import socket
@@ -43,12 +44,20 @@ _REFUSED = """
     request_key 249 218       keyctl 250 219             bpf 321 280
     perf_event_open 298 241   userfaultfd 323 282        memfd_create 319 279
     io_uring_setup 425 425    io_uring_enter 426 426     io_uring_register 427 427
+    shmget 29 194             msgget 68 186              semget 64 190
+    memfd_secret 447 447
 """.split()
 _MACHINES = ("x86_64", "aarch64")
 _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLONE = {"x86_64": (56, 435), "aarch64": (220, 435)}  # clone, and clone3, whose flags no filter can read
 _OTHER_NUMBERS = 0x40000000  # from here on x86-64 has x32's numbers of the same calls, where a kernel knows them
-_REFUSE, _ALLOW, _NO_SUCH_CALL, _KILL = 0x00050001, 0x7FFF0000, 0x00050026, 0x80000000
+_REFUSE, _PRETEND, _ALLOW, _NO_SUCH_CALL, _KILL = 0x00050001, 0x00050000, 0x7FFF0000, 0x00050026, 0x80000000
+# Memory that belongs to no process could be neither counted nor freed: it is had from the scratch folder alone.
+_MMAP, _SOCKET, _SETSOCKOPT = ({"x86_64": x86, "aarch64": arm} for x86, arm in ((9, 222), (41, 198), (54, 208)))
+_SHARED_ANONYMOUS = 0x21
+_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)  # no vsock: it would reach the host
+SOCKET_BYTES = 212_992  # that a socket holds unread, with Linux' own buffers, which no program here can enlarge
+SCRATCH_FILES = 65_536  # an empty one takes memory, too
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -80,7 +89,7 @@ def furnish(scratch_bytes: int, kept: Iterable[str] = ()) -> None:
     quiet = _NO_SUID | _NO_DEVICES | _NO_EXEC
     _mount(None, "/", None, _RECURSIVE | _PRIVATE)
     _mount("proc", "/proc", "proc", quiet)
-    _mount("tmpfs", SCRATCH, "tmpfs", quiet, f"size={scratch_bytes},mode=700")
+    _mount("tmpfs", SCRATCH, "tmpfs", quiet, f"size={scratch_bytes},nr_inodes={SCRATCH_FILES},mode=700")
     covered = {".tmp": "/tmp", ".shm": "/dev/shm"}
     held = {
         path: os.open(path, os.O_PATH)
@@ -137,18 +146,28 @@ def hide_memory() -> None:
 
 
 def own_bytes() -> int:
-    """Bytes that this namespace's processes hold, beyond what they share and what forks of this one began with."""
-    total, page = 0, resource.getpagesize()
-    begun_with, call = _private_pages("self"), _read("self", "cmdline")
+    """Bytes that this namespace's processes hold, beyond files and what forks of this one began with.
+
+    Page tables and what waits in sockets count. What they share is in the scratch folder, which has its own limit.
+    """
+    total = _unread_bytes()
+    begun_with, call = _private_bytes("self"), _read("self", "cmdline")
     for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError, ValueError):  # it has just ended
-            total += max(0, _private_pages(name) - begun_with * (_read(name, "cmdline") == call)) * page
+        with contextlib.suppress(OSError):  # it has just ended
+            total += max(0, _private_bytes(name) - begun_with * (_read(name, "cmdline") == call))
     return total
 
 
-def _private_pages(process: str) -> int:
-    _, resident, shared, *_ = _read(process, "statm").split()
-    return int(resident) - int(shared)
+def _private_bytes(process: str) -> int:
+    return 1024 * sum(map(int, re.findall(r"^(?:RssAnon|VmPTE|VmSwap):\s*(\d+)", _read(process, "status"), re.M)))
+
+
+def _unread_bytes() -> int:
+    """What this namespace's sockets may hold: Linux' own buffer each, and what TCP's own grow to."""
+    tables = {name: _read("net", name) for name in ("unix", "netlink", "udp", "udp6", "tcp", "tcp6")}
+    rows = sum(len(table.splitlines()) - 1 for table in tables.values())
+    queued = re.findall(r" ([0-9A-F]{8}):([0-9A-F]{8}) ", tables["tcp"] + tables["tcp6"])
+    return rows * SOCKET_BYTES + sum(int(number, 16) for queues in queued for number in queues)
 
 
 def _read(process: str, name: str) -> str:
@@ -175,23 +194,39 @@ def _loopback_up() -> None:
         fcntl.ioctl(any_socket, set_flags, struct.pack("16sh14x", b"lo", flags | up))
 
 
+def _argument(place: int) -> int:
+    """Where the low half of a call's argument stands in what a filter reads."""
+    return 16 + 8 * place
+
+
 def _filter_calls() -> None:
-    """Refuse the calls above, and every clone into a new namespace; clone3 is answered as an old kernel would."""
+    """Refuse the calls above, every clone into a new namespace, and what _SHARED_ANONYMOUS and _FAMILIES speak of.
+
+    clone3 is answered as an old kernel would; a larger buffer of a socket is granted and not made.
+    """
     machine = platform.machine()
     if machine not in _MACHINES:
         return  # bubblewrap and the namespaces protect without it
     clone, clone3 = _CLONE[machine]
-    load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
+    load, bits, equal, at_least, any_bit, give = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
     program = [(load, 0, 0, 4), (equal, 1, 0, _ARCHITECTURE[machine]), (give, 0, 0, _KILL), (load, 0, 0, 0)]
     program += [(at_least, 0, 1, _OTHER_NUMBERS), (give, 0, 0, _REFUSE)]
     for number in map(int, _REFUSED[1 + _MACHINES.index(machine) :: 3]):
         program += [(equal, 0, 1, number), (give, 0, 0, _REFUSE)]
-    program += [(equal, 0, 1, clone3), (give, 0, 0, _NO_SUCH_CALL), (equal, 0, 3, clone), (load, 0, 0, 16)]
+    program += [(equal, 0, 1, clone3), (give, 0, 0, _NO_SUCH_CALL), (equal, 0, 4, clone), (load, 0, 0, 16)]
     program += [
         (any_bit, 0, 1, sum(_NEW.values()) | 0x2000000 | 0x4000000),
         (give, 0, 0, _REFUSE),
         (give, 0, 0, _ALLOW),
     ]
+    program += [(equal, 0, 5, _MMAP[machine]), (load, 0, 0, _argument(3)), (bits, 0, 0, _SHARED_ANONYMOUS)]
+    program += [(equal, 0, 1, _SHARED_ANONYMOUS), (give, 0, 0, _REFUSE), (give, 0, 0, _ALLOW)]
+    program += [(equal, 0, 3 + len(_FAMILIES), _SOCKET[machine]), (load, 0, 0, _argument(0))]
+    program += [(equal, len(_FAMILIES) - place, 0, family) for place, family in enumerate(_FAMILIES)]
+    program += [(give, 0, 0, _REFUSE), (give, 0, 0, _ALLOW)]
+    program += [(equal, 0, 6, _SETSOCKOPT[machine]), (load, 0, 0, _argument(1)), (equal, 0, 4, socket.SOL_SOCKET)]
+    program += [(load, 0, 0, _argument(2)), (equal, 1, 0, socket.SO_SNDBUF), (equal, 0, 1, socket.SO_RCVBUF)]
+    program += [(give, 0, 0, _PRETEND), (give, 0, 0, _ALLOW)]
     code = b"".join(struct.pack("=HBBI", *one) for one in program)
     kept = ctypes.create_string_buffer(code)
     filter_ = struct.pack("@HP", len(program), ctypes.addressof(kept))
