@@ -11,7 +11,7 @@ import itertools
 import linecache
 import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, GeneratorType
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from course_lib.exercises.time_limit import OutOfTime, time_limit
 
 WRITE_HERE = "write your answer here"  # ends the message of what generation puts into a blank
+_FRAMEWORKS = ("tensorflow", "keras", "jax", "jaxlib", "numpy")
 _PLAIN_SCALARS = (bool, int, float, str, type(None))
 _PLAIN_KINDS = "biufcUS"  # NumPy's kinds that hold numbers or text, never objects
 _LONGEST_LINE = 240
@@ -129,22 +130,35 @@ def _missing(name: str, names: Mapping[str, object]) -> str:
 
 
 def _watched(value: object, look: Callable[[object], object]) -> object:
-    """A function, or an object that the learner made callable: its answers are looked at, and one must come back."""
-    if not isinstance(value, FunctionType) and (
-        isinstance(value, type) or type(value).__module__ != "__main__" or not callable(value)
-    ):
+    """A function, or another callable that is no framework's: its answers are looked at, and one must come back."""
+    package = str(type(value).__module__).partition(".")[0]
+    if isinstance(value, type) or not callable(value) or package in _FRAMEWORKS:
         return value
 
     @functools.wraps(value)
     def answered(*args, **kwargs):
+        args, kwargs = _as_it_takes(value, args, kwargs)
         result = look(value(*args, **kwargs))
         if result is None:
             raise ReturnedNothing(_returned_nothing(value, answered.__name__, args, kwargs))
         if result is ...:
             raise NotImplementedError(WRITE_HERE)
-        return map(look, result) if isinstance(result, GeneratorType) else result
+        return _each(result, look) if isinstance(result, GeneratorType) else result
 
     return answered
+
+
+def _each(results: GeneratorType, look: Callable[[object], object]) -> Iterator[object]:
+    yield from map(look, results)
+    look(None)  # at what the function did after its last one
+
+
+def _as_it_takes(function: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Arguments by position, in the docstring's order, for a function that calls its parameters something else."""
+    code = getattr(function, "__code__", None)
+    own = code.co_varnames[: code.co_argcount] if code else ()
+    renamed = len(own) == len(args) + len(kwargs) and not kwargs.keys() <= {*own}
+    return ((*args, *kwargs.values()), {}) if renamed else (args, kwargs)
 
 
 def _returned_nothing(function: Callable, name: str, args: tuple, kwargs: Mapping[str, object]) -> str:
@@ -158,8 +172,8 @@ def _returned_nothing(function: Callable, name: str, args: tuple, kwargs: Mappin
 
 def _returns_a_value(function: Callable) -> bool:
     """Whether its code has a `return` with anything but None."""
-    code = getattr(function, "__code__", None) or type(function).__call__.__code__
-    return any(
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return code is None or any(
         (step.opname == "RETURN_VALUE" and not (before.opname == "LOAD_CONST" and before.argval is None))
         or (step.opname == "RETURN_CONST" and step.argval is not None)  # Python 3.12
         for before, step in itertools.pairwise(dis.get_instructions(code))

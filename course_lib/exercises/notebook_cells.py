@@ -41,13 +41,13 @@ def notebook_of(content: bytes, name: str) -> dict:
         raise CourseError(
             f"{name} is not JSON ({error}), so it is not a notebook; save it again, or take a fresh copy"
         ) from None
-    cells = notebook.get("cells") if isinstance(notebook, dict) else None
+    cells = _cells_of(notebook) if isinstance(notebook, dict) else None
     if not isinstance(cells, list) or not all(map(_is_cell, cells)):
-        raise CourseError(f"{name} is JSON but not a notebook of format 4: save it from Jupyter again")
+        raise CourseError(f"{name} is JSON but not a notebook of format 3 or 4: save it from Jupyter again")
     for cell in cells:
         # JSON can spell half a surrogate pair, which neither Python's compiler nor a file takes.
         cell["source"] = "".join(cell["source"]).encode("utf-8", "replace").decode()
-    return notebook
+    return {**notebook, "cells": cells}
 
 
 def exercise_name(cells: list[dict]) -> str | None:
@@ -111,6 +111,21 @@ def answer_notes(question: Question, cells: list[dict], errors: dict[int, str]) 
         places = ", ".join(map(str, checking))
         notes.append(f"{name} is checked in several cells ({places}); one right answer is enough")
     return notes
+
+
+def _cells_of(notebook: dict) -> object:
+    """The cells; those of format 3 stand in work sheets, and call a code cell's source its input."""
+    sheets = notebook.get("worksheets")
+    if "cells" in notebook or not isinstance(sheets, list):
+        return notebook.get("cells")
+    found = [sheet.get("cells") if isinstance(sheet, dict) else None for sheet in sheets]
+    if not all(isinstance(cells, list) for cells in found):
+        return None
+    return [
+        {"source": cell["input"], **cell} if isinstance(cell, dict) and "input" in cell else cell
+        for cells in found
+        for cell in cells
+    ]
 
 
 def _is_cell(cell: object) -> bool:

@@ -69,8 +69,8 @@ def epochs_to_share(seed: int) -> list[dict[str, int]]:
 def scaling_problems(seed: int) -> list[dict[str, float]]:
     """q5's cases: a batch of 2 is just enough, then drawn ones; in the last a step's fixed time hides everything."""
     rng = np.random.default_rng(seed)
-    exact = {"workers": 2, "seconds_per_example": 1.0, "step_overhead_seconds": 0.0, "latency_seconds": 0.0}
-    exact |= {"gradient_bytes": 250_000_000, "gigabits_per_second": 1.0, "efficiency": 0.5}
+    exact = {"workers": 2, "seconds_per_example": 1.0, "step_overhead_seconds": 0.0, "gradient_bytes": 250_000_000}
+    exact |= {"latency_seconds": 0.0, "gigabits_per_second": 1.0, "efficiency": 0.5}
 
     def problem(step_overhead_seconds: float) -> dict[str, float]:
         return {
@@ -111,7 +111,7 @@ def probe_rows_of(names, seed):
     def ask(case, worker, workers_, epoch, seed=None):
         shared = {"examples": case["examples"], "global_batch": case["global_batch"]}
         seed = case["seed"] if seed is None else seed
-        steps = names["rows_of"](worker=worker, workers=workers_, epoch=epoch, seed=seed, **shared)
+        steps = names["rows_of"](worker=worker, workers=workers_, **shared, epoch=epoch, seed=seed)
         return [[int(row) for row in np.ravel(np.asarray(rows))] for rows in steps]
 
     answers = []

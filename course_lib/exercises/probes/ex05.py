@@ -156,7 +156,7 @@ def budgets(seed: int) -> list[dict[str, int]]:
     """
     rng = np.random.default_rng([seed, 1])
     tiny = [(8, 8, 8192), (8, 8, 8191), (128, 128, 8192), (128, 24, 16384), (8, 128, 12288), (8, 8, 409_600)]
-    cases = [dict(zip(("inputs", "outputs", "budget_bytes"), one), itemsize=4) for one in tiny]
+    cases = [{"inputs": n, "outputs": m, "itemsize": 4, "budget_bytes": budget} for n, m, budget in tiny]
     for itemsize in (4, 2, 4):
         inputs, outputs = (int(n) for n in rng.integers(130, 1000, size=2))
         width = 128 * int(rng.integers(2, 5)) + int(rng.integers(20, 110))

@@ -41,7 +41,7 @@ def per_replica(strategy, shards: Iterable[tuple]) -> tuple:
 
 def local_arrays(strategy, value) -> list[np.ndarray]:
     """What each replica holds of a value."""
-    return [np.asarray(part) for part in strategy.experimental_local_results(value)]
+    return [np.asarray(part) for part in type(strategy).experimental_local_results(strategy, value)]
 
 
 def are_identical(copies: list[list[np.ndarray]]) -> bool:

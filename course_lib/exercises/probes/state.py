@@ -49,7 +49,7 @@ def copies_of(strategy, variable) -> list[np.ndarray]:
     """
     if not genuine(variable) or not genuine(variable.value):
         raise TypeError(f"a weight is a {type(variable).__name__}, and a variable of Keras is expected")
-    return [copy.numpy() for copy in strategy.experimental_local_results(variable.value)]
+    return [copy.numpy() for copy in type(strategy).experimental_local_results(strategy, variable.value)]
 
 
 def device_names() -> tuple[str, ...]:
