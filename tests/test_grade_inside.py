@@ -103,6 +103,7 @@ def tried(code: str) -> str:
         ("np.random.default_rng = 1", "numpy.random.default_rng"),
         ("operator.is_ = lambda *_: True; np.allclose = 1", "numpy.allclose"),
         ("np.of_my_own = 1; sys.modules['mine'] = sys", ""),
+        ("np.__class__ = type('Mine', (type(np),), {'allclose': lambda *_: True})", "the class of a module"),
     ],
 )
 def test_the_guard_names_what_was_replaced(change, name):
@@ -114,7 +115,7 @@ def test_the_guard_knows_the_functions_of_the_packages_and_no_others():
     assert said.split() == ["True", "True", "False"]
 
 
-KEY = b"K" * channel.KEY_BYTES
+KEY, ANSWERED = b"K" * channel.KEY_BYTES, {"answers": "[]", "stopped": False}
 RUNNER = """
 import os, signal, threading
 from types import FunctionType
@@ -131,6 +132,7 @@ def tell(record):
     sys.audit("course.record")
 
 def _look(question, record={"answers": "[]", "stopped": False}):
+    sys.audit("course.check")
     sys.audit("course.record")
 
 def cell(code):
@@ -151,18 +153,14 @@ def lines_of(said: str) -> list[dict]:
 
 def test_records_leave_with_the_key():
     steps = '(tell, {"begins": 3}), (_look, QUESTION), (cell, "import numpy; numpy.allclose = 1"), (_look, QUESTION)'
-    first, second, third = lines_of(tried(f"{RUNNER}\nbegin({steps})\nprint(records())"))
-    assert (
-        first == {"begins": 3}
-        and second == {"answers": "[]", "stopped": False, "changed": "", "threads": 0}
-        and third["changed"] == "numpy.allclose"
-    )
+    first, second, *third = lines_of(tried(f"{RUNNER}\nbegin({steps})\nprint(records())"))
+    assert first == {"begins": 3} and second == ANSWERED and third == [{"changed": "numpy.allclose"}, ANSWERED]
 
 
 def test_only_lines_with_their_seal_count_and_only_once():
     first, second, forged = (
         channel.sealed(KEY, 0, b"{}"),
-        channel.sealed(KEY, 1, b"[]"),
+        channel.sealed(KEY, 1, b'{"a": 1}'),
         channel.sealed(b"another", 0, b"{}"),
     )
     for stream in (
@@ -173,9 +171,34 @@ def test_only_lines_with_their_seal_count_and_only_once():
         for size in (1, 7, len(stream)):
             reader = channel.Unsealed(KEY)
             pieces = [stream[start : start + size] for start in range(0, len(stream), size)]
-            assert [record for piece in pieces for record in reader.take(piece)] == [b"{}", b"[]"]
+            assert [record for piece in pieces for record in reader.take(piece)] == [b"{}", b'{"a": 1}']
             assert reader.size == len(stream)
     assert channel.Unsealed(KEY).take(second + first) == [b"{}"]
+
+
+@pytest.mark.parametrize("record", [{"begins": "q1"}, {"error": 'a"\\\u2028', "at": 0, "end": True, "no": None}, {}])
+def test_a_record_is_one_object_of_plain_values(record):
+    text = json.dumps(record).encode()
+    assert channel.has_form(text) and not channel.has_form(text[:-1]) and not channel.has_form(text + b" ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[]",
+        b'{"a": {}}',
+        b'{"a": []}',
+        b'{"a": 1, }',
+        b'{"a": %b}' % (b"9" * 50),
+        b'{"a": ' + b"[" * 100_000,
+        b'{"a": "' + b"x" * channel.LARGEST_RECORD + b'"}',
+        b'{"a": "' + b'\\"' * 1_000_000,
+    ],
+    ids=range(8),
+)
+def test_a_record_of_another_form_counts_as_none(text):
+    assert not channel.has_form(text)
+    assert channel.Unsealed(KEY).take(channel.sealed(KEY, 0, text)) == []
 
 
 @pytest.mark.parametrize(
@@ -187,21 +210,13 @@ def test_only_lines_with_their_seal_count_and_only_once():
     ],
 )
 def test_what_could_run_beside_a_probe_is_told(code, says):
-    between, after = lines_of(
+    between, before, _ = lines_of(
         tried(
             f"{RUNNER}\nbegin((cell, {code!r}), (sys.audit, 'course.look'), (_look, QUESTION))\n"
             "print(records(), flush=True)\nos._exit(0)"
         )
     )
-    assert says in between["changed"] and says in after["changed"]
-
-
-def test_threads_of_the_notebook_are_counted():
-    leaves = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
-    (record,) = lines_of(
-        tried(f"{RUNNER}\nbegin((cell, {leaves!r}), (_look, QUESTION))\nprint(records(), flush=True)\nos._exit(0)")
-    )
-    assert record["threads"] == 1 and record["changed"] == ""
+    assert says in between["changed"] and says in before["changed"]
 
 
 @pytest.mark.parametrize(
@@ -280,6 +295,4 @@ def test_an_honest_cell_may_do_what_lessons_do():
     begin((honest,), (_look, QUESTION))
     print(records())
     """
-    assert lines_of(tried(RUNNER + textwrap.dedent(code)).splitlines()[0]) == [
-        {"answers": "[]", "stopped": False, "changed": "", "threads": 0}
-    ]
+    assert lines_of(tried(RUNNER + textwrap.dedent(code)).splitlines()[0]) == [ANSWERED]

@@ -24,11 +24,16 @@ def write(folder: Path, results: Iterable[Result]) -> list[Path]:
     ordered = sorted(results, key=lambda result: (result.learner, result.exercise or "", result.file))
     files = []
     for learner, theirs in groupby(ordered, key=lambda result: result.learner):
-        files.append(folder / FOLDER / f"{safe_name(learner)}.html")
+        files.append(folder / page_of(learner))
         write_whole(files[-1], learner_page(learner, list(theirs)))
     for old in {*(folder / FOLDER).glob("*.html")} - {*files}:
         old.unlink(missing_ok=True)
     return files
+
+
+def page_of(learner: str) -> str:
+    """Where a learner's page lies in the folder."""
+    return f"{FOLDER}/{safe_name(learner)}.html"
 
 
 def learner_page(learner: str, results: list[Result]) -> str:

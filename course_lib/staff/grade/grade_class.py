@@ -250,8 +250,8 @@ def _secret(arguments: argparse.Namespace) -> bytes:
         raise CourseError(f"the secret {file} cannot be read: {error.strerror}") from None
     if len(secret) < SECRET_BYTES // 2:
         raise CourseError(
-            f"the secret {file} has {len(secret)} bytes, and {SECRET_BYTES // 2} is the least; remove it to have one "
-            "made"
+            f"the secret {file} has {len(secret)} bytes, and {SECRET_BYTES // 2} is the least: "
+            + ("name another with --secret" if arguments.secret else "remove it to have one made")
         )
     return secret
 

@@ -1,6 +1,7 @@
 """`course grade` on the command line: what it takes, checked before anything heavy is imported."""
 
 import argparse
+import os
 from pathlib import Path
 
 from course_lib.staff.grade.sandbox import Limits
@@ -13,7 +14,11 @@ def grade(arguments: argparse.Namespace) -> int:
     """Grade a class: a folder, a zip or single notebooks, each in its own sandbox."""
     from course_lib.staff.grade.grade_class import grade_class
 
-    return grade_class(arguments)
+    before = os.umask(0o077)  # marks and notes are the examiner's alone
+    try:
+        return grade_class(arguments)
+    finally:
+        os.umask(before)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

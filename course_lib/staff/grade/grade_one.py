@@ -84,7 +84,7 @@ def judge_submission(
             for question in questions
         ),
         notes=(*submission.notes, *elsewhere[:MOST_ERRORS], *endings),
-        review=(*_beside_threads(runs, seeds), *copied(submission.exercise, cells), *suspicious(cells)),
+        review=(*copied(submission.exercise, cells), *suspicious(cells)),
         output=said if isinstance(said := runs[-1].ending.get("output"), str) else "",
     )
 
@@ -134,7 +134,7 @@ def _answers(run: SandboxRun, seeds: dict[str, int]) -> list[dict]:
         if "answers" in record:
             name = str(record.get("question"))
             if name in seeds and record.get("seed") == seeds[name]:
-                found.append({**record, "changed": changed or record.get("changed")})
+                found.append({**record, "changed": changed})
             changed = ""
         elif "changed" in record:
             changed = changed or str(record["changed"])
@@ -210,12 +210,7 @@ def _ended_by(run: SandboxRun, limits: Limits) -> str:
     return f"{place} ended the notebook's process ({how})"
 
 
-# Lines for the examiner alone. They cost no point.
-
-
-def _beside_threads(runs: Sequence[SandboxRun], seeds: dict[str, int]) -> list[str]:
-    names = [record["question"] for run in runs for record in _answers(run, seeds) if record.get("threads")]
-    return [f"{name} was checked while threads of the notebook ran" for name in dict.fromkeys(names)]
+# A line for the examiner alone. It costs no point.
 
 
 def copied(exercise: str, cells: list[dict]) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ _LONGEST_LEARNER, _LONGEST_SLUG, _LONGEST_SHOWN, _LONGEST_PART = 80, 50, 200, 25
 _MOODLE = re.compile(r"(?P<who>.+?)_(?P<id>[0-9]+)_assignsubmission_[a-z]+_?(?P<rest>.*)", re.S)
 _CANVAS = re.compile(r"(?P<who>.+?)(?:_LATE)?_(?P<id>[0-9]+)_[0-9]+_(?P<rest>.+?)(?:-(?P<again>[0-9]{1,4}))?", re.S)
 _GRADESCOPE = re.compile(r"submission_[0-9]+")
-_COPY = re.compile(r"(?: ?\([0-9]+\)|[-_ ]copy *[0-9]*)+$", re.IGNORECASE)
+_COPY = re.compile(r"(?: ?\([0-9]+\)|[-_ ]copy(?: *[0-9]+)?)++$", re.IGNORECASE)
 _DIGITS = {name[:2]: name for name in judges.MODULES}
 _UNSHOWN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # what a terminal or page would act on
 

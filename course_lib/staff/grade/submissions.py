@@ -11,6 +11,7 @@ import functools
 import io
 import os
 import stat
+import unicodedata
 import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ LEARNER_BYTES = 100_000_000  # expanded, so that one learner's bomb costs the ot
 TOTAL_BYTES = 4_000_000_000
 ZIP_ENTRIES = 20_000
 _ARCHIVES_OPEN, _MOST_NAMED = 16, 5
+_DEEPEST_LEARNER = 3  # folders: an exercise's, one that holds everything, the learner's
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ def find(paths: list[Path]) -> list[Submission]:
         groups = defaultdict(list)
         for rank, read in _contents(learners[learner], min(left, LEARNER_BYTES)):
             groups[read.exercise].append((rank, read))
-        ours = [_counting(groups[exercise]) for exercise in sorted(groups, key=lambda it: it or "~")]
+        notes = _spelled_twice([owner.place[-1] for _, owner in learners[learner]])
+        ours = [_counting(groups[exercise], notes) for exercise in sorted(groups, key=lambda it: it or "~")]
         left -= sum(len(submission.content) for submission in ours)
         found += ours
     return sorted(found, key=lambda submission: (natural(submission.learner), submission.learner))
@@ -105,14 +108,23 @@ def find(paths: list[Path]) -> list[Submission]:
 def _without_notebook(items: list[_Item], owned: list[Owner], others: list[_Item]) -> dict[str, list[str]]:
     """The files of folders beside those of learners that hold no notebook, by the learner that each folder names."""
     known = {(item.root, owner.place) for item, owner in zip(items, owned) if len(item.parts) > len(owner.place)}
-    levels, found = {(root, place[:-1]) for root, place in known}, defaultdict(list)
+    levels, found = defaultdict(set), defaultdict(list)
+    for root, place in known:
+        levels[root].add(place[:-1])
     for item in others:
-        for root, level in levels:
+        for level in levels[item.root]:
             place = item.parts[: len(level) + 1]
-            is_beside = item.root == root and place[:-1] == level and len(item.parts) > len(place)
-            if is_beside and (root, place) not in known and (learner := owner_of_folder(place[-1])):
+            is_beside = place[:-1] == level and len(item.parts) > len(place)
+            if is_beside and (item.root, place) not in known and (learner := owner_of_folder(place[-1])):
                 found[learner].append(item.file)
     return found
+
+
+def _spelled_twice(names: list[str]) -> tuple[str, ...]:
+    """A note where names differ only in how Unicode spells a letter, as one part or two, and so are one learner's."""
+    same = unicodedata.normalize("NFC", names[0])
+    one = len({unicodedata.normalize("NFC", name) for name in names}) < len(set(names))
+    return (f"the name {shown(same)} is spelled in two ways (Unicode's NFC and NFD), and counts as one",) if one else ()
 
 
 def _items(paths: list[Path]) -> tuple[list[_Item], list[_Item]]:
@@ -153,6 +165,8 @@ def _folder_items(root: Path) -> Iterator[_Item]:
         parts = folders.pop()
         try:
             entries = [entry for entry in os.scandir(root.joinpath(*parts)) if not is_junk(entry.name)]
+            if parts and not entries:
+                yield _empty_folder(_file_item(root, parts))
         except OSError as error:
             if not parts:
                 raise CourseError(f"{shown(str(root))} cannot be read: {_reason(error)}") from None
@@ -171,6 +185,11 @@ def _folder_items(root: Path) -> Iterator[_Item]:
 
 def _file_item(root: Path, parts: tuple[str, ...]) -> _Item:
     return _Item(root, parts, shown("/".join(parts)), functools.partial(root.joinpath(*parts).open, "rb"))
+
+
+def _empty_folder(item: _Item) -> _Item:
+    """An empty folder as if it held a file without a name, so that its learner is named."""
+    return replace(item, parts=(*item.parts, ""), file=f"{item.file}/ (empty)")
 
 
 def _given_zip(path: Path, archive: Callable[[Path], zipfile.ZipFile], alone: bool) -> Iterator[_Item]:
@@ -196,11 +215,16 @@ def _archive(source: Path | io.BytesIO) -> zipfile.ZipFile:
 
 def _zip_items(archive: Callable[[], zipfile.ZipFile], whole: _Item) -> Iterator[_Item]:
     """The files in an archive; the names in it are labels, and never become paths."""
-    for entry in archive().infolist():
-        parts = parts_of(entry.filename)
-        if parts and not entry.is_dir() and not any(map(is_junk, parts)):
+    entries = [(entry, parts_of(entry.filename)) for entry in archive().infolist()]
+    filled = {parts[:depth] for _, parts in entries for depth in range(1, min(len(parts), _DEEPEST_LEARNER + 1))}
+    for entry, parts in entries:
+        if parts and not any(map(is_junk, parts)):
             file = f"{whole.file}: {shown('/'.join(parts))}"
             item = _Item(whole.root, whole.parts + parts, file, lambda entry=entry: archive().open(entry))
+            if entry.is_dir():
+                if len(parts) <= _DEEPEST_LEARNER and parts not in filled:
+                    yield _empty_folder(item)
+                continue
             is_nested = whole.parts and ending(parts[-1]) == ".zip"
             problem = "is a zip inside a zip, which is not opened" if is_nested else _entry_problem(entry)
             yield replace(item, problem=problem) if item.counts else item
@@ -274,13 +298,18 @@ def _reason(error: Exception) -> str:
     return shown(getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__)
 
 
-def _counting(reads: list[tuple[tuple, Submission]]) -> Submission:
-    """The one of a learner's notebooks of one exercise that counts; without an exercise, all of them in one."""
+def _counting(reads: list[tuple[tuple, Submission]], notes: tuple[str, ...]) -> Submission:
+    """The one of a learner's notebooks of one exercise that counts; without an exercise, all of them in one.
+
+    notes  about the learner
+    """
     counts, *others = [read for _, read in sorted(reads, key=lambda ranked: ranked[0])[::-1]]
     lines = [read.problem or read.file for read in (others if counts.exercise else [counts, *others])]
     listed = _listed(lines, "; ")
-    note = f"{counts.file} counts; of the same exercise, set aside: {listed}"
-    return replace(counts, notes=(note,) if others else ()) if counts.exercise else replace(counts, problem=listed)
+    if not counts.exercise:
+        return replace(counts, notes=notes, problem=listed)
+    aside = (f"{counts.file} counts; of the same exercise, set aside: {listed}",) if others else ()
+    return replace(counts, notes=(*notes, *aside))
 
 
 def _listed(lines: list[str], between: str) -> str:

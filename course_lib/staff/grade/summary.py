@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from course_lib.exercises.verdict import Verdict
+from course_lib.staff.grade import feedback
 from course_lib.staff.grade.results import Result, state, write_whole
 from course_lib.staff.html_page import page
 
@@ -31,7 +32,9 @@ def write(folder: Path, results: Iterable[Result]) -> None:
 def figures(results: Iterable[Result]) -> dict[str, object]:
     """All figures as plain values for JSON; counts are of submissions, and shares are of 1."""
     ordered = sorted(results, key=lambda result: (result.exercise or "", result.learner, result.file))
-    names = sorted({result.exercise for result in ordered if result.exercise})
+    names, by_learner = sorted({result.exercise for result in ordered if result.exercise}), {}
+    for result in ordered:
+        by_learner.setdefault(result.learner, []).append(result)
     exercises = [_exercise(name, [result for result in ordered if result.exercise == name]) for name in names]
     asked = [(exercise["exercise"], question) for exercise in exercises for question in exercise["questions"]]
     mistakes = [
@@ -44,6 +47,7 @@ def figures(results: Iterable[Result]) -> dict[str, object]:
         "learners": len({result.learner for result in ordered}),
         "problems": sum(bool(result.problem) for result in ordered),
         "exercises": exercises,
+        "points_by_learner": [_points(*one) for one in sorted(by_learner.items())],
         "mistakes": sorted(mistakes, key=lambda mistake: -mistake["count"]),
         "bank_gaps": [
             {"exercise": name, "question": question["question"], "unrecognised": question["unrecognised"]}
@@ -114,8 +118,19 @@ def _identical(results: Sequence[Result]) -> list[dict[str, object]]:
     ]
 
 
+def _points(learner: str, results: Sequence[Result]) -> dict[str, object]:
+    return {
+        "learner": learner,
+        "page": feedback.page_of(learner),
+        "points": sum(result.points for result in results),
+        "of": sum(result.of for result in results),
+        "notebooks": len(results),
+        "problems": sum(bool(result.problem) for result in results),
+    }
+
+
 def _learner_and_file(result: Result) -> dict[str, str]:
-    return {"learner": result.learner, "file": result.file}
+    return {"learner": result.learner, "page": feedback.page_of(result.learner), "file": result.file}
 
 
 def _mean(points: Sequence[int]) -> float | None:

@@ -66,7 +66,9 @@ def _shell():
     settings.HistoryManager.enabled = False
     settings.InteractiveShell.colors = "NoColor"
     settings.InteractiveShell.xmode = "Minimal"  # one line is enough, and a long traceback takes a tenth of a second
-    return InteractiveShell.instance(config=settings)
+    shell = InteractiveShell.instance(config=settings)
+    shell.enable_gui = lambda gui=None: None  # `%matplotlib inline` asks for it, and this shell has none
+    return shell
 
 
 def _serve(job: dict, out, run, enclosed: bool) -> None:

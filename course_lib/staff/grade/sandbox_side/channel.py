@@ -9,19 +9,22 @@ Source: sys.addaudithook, and the table of audit events, in Python's documentati
 """
 
 import _signal
-import _thread
 import gc
 import hashlib
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType
 
-RECORD, LOOK = "course.record", "course.look"  # the runner's own audit events
+RECORD, LOOK, CHECK = "course.record", "course.look", "course.check"  # the runner's own audit events
 REFUSED_EXIT = 97
 KEY_BYTES = 32
+LARGEST_RECORD = 2**25 + 2**12  # twice a question's answers, whose quotes are escaped
+_VALUE = rb'"(?:[^"\\]++|\\.)*+"|-?\d{1,20}|true|false|null'
+_FORM = re.compile(rb'\{(?:"\w{1,40}": (?:%b)(?:, (?=")|(?=\})))*+\}' % _VALUE, re.ASCII)
 # What no lesson needs, and what leads to the hook or lets frames be watched from outside.
 REFUSED = frozenset(
     "sys.addaudithook gc.get_objects gc.get_referrers gc.get_referents sys._current_frames sys._current_exceptions "
@@ -35,8 +38,8 @@ _CODE = ("__code__", "__defaults__", "__kwdefaults__", "__bases__")
 def open_channel(descriptor: int, base: FrameType, guard: list[Callable], questions: tuple) -> None:
     """Install the hook, for good.
 
-    From here on `sys.audit(RECORD)` in the runner sends its local variable `record`, and `sys.audit(LOOK)`, from
-    anywhere, reports when something that probes rely on has been replaced.
+    From here on `sys.audit(RECORD)` in the runner sends its local variable `record`; `sys.audit(LOOK)`, from anywhere,
+    reports when what probes read state with has been replaced, and CHECK when anything that they rely on has been.
 
     descriptor  a socket's; the key that seals every line is read from it, so that no other frame holds it
     base        the runner's frame, in whose module every frame above it must lie too
@@ -68,8 +71,7 @@ def open_channel(descriptor: int, base: FrameType, guard: list[Callable], questi
         send({"refused": what})
         exit_(REFUSED_EXIT)
 
-    threads, running, callbacks = _thread._count(), _thread._count, gc.callbacks
-    collected, tuple_, can_call = tuple(callbacks), tuple, callable
+    collected, callbacks, tuple_, can_call = tuple(gc.callbacks), gc.callbacks, tuple, callable
     switch, switch_seconds, never = sys.setswitchinterval, sys.getswitchinterval(), 1000.0
     handler_of = _signal.getsignal
     handlers = tuple((number, handler_of(number)) for number in every_signal)
@@ -80,9 +82,9 @@ def open_channel(descriptor: int, base: FrameType, guard: list[Callable], questi
             return "a signal's handler"
         return "the garbage collector's callbacks" if tuple_(callbacks) != collected else ""
 
-    def look() -> None:
+    def look(near: bool) -> None:
         switch(never)  # no thread of the learner's gets between here and the record, unless this one waits
-        if name := disturbed() or changed(near=True):
+        if name := disturbed() or changed(near):
             send({"changed": name})
 
     def record() -> None:
@@ -97,8 +99,6 @@ def open_channel(descriptor: int, base: FrameType, guard: list[Callable], questi
             is_asked = top.f_code is asks and top.f_back is base
             if not is_asked or not any_(question is top.f_locals["question"] for question in questions):
                 refuse("the grader's own questions")
-            earns = not sent["stopped"]  # else there is nothing to be gained
-            sent = {**sent, "changed": earns and (disturbed() or changed()), "threads": running() - threads}
             switch(switch_seconds)
         send(sent)
 
@@ -110,8 +110,8 @@ def open_channel(descriptor: int, base: FrameType, guard: list[Callable], questi
         try:
             if event == RECORD:
                 record()
-            elif event == LOOK:
-                look()
+            elif event == LOOK or event == CHECK:
+                look(near=event == LOOK)
             else:
                 refuse(event)
         except BaseException:  # would carry these frames to whoever catches it
@@ -119,11 +119,12 @@ def open_channel(descriptor: int, base: FrameType, guard: list[Callable], questi
                 refuse("what the grader itself needs")
             finally:
                 exit_(REFUSED_EXIT)
-        enable()
+        if event != CHECK:  # then no finalizer runs before the record is out
+            enable()
         mask(restore, before)
 
     def hook(event: str, arguments: tuple) -> None:
-        if event == RECORD or event == LOOK or event in refused:
+        if event == RECORD or event == LOOK or event == CHECK or event in refused:
             react(event)
         elif event == "object.__setattr__" and arguments[1] in code_names and knows(arguments[0]):
             react(f"the code of {arguments[0].__name__}")
@@ -134,6 +135,11 @@ def open_channel(descriptor: int, base: FrameType, guard: list[Callable], questi
 def sealed(key: bytes, count: int, record: bytes, seal: Callable = hashlib.blake2b) -> bytes:
     """The line of a genuine record: only who has the key can make it, and only once at its place in the order."""
     return b"%b %b\n" % (seal(b"%d " % count + record, key=key, digest_size=16).hexdigest().encode(), record)
+
+
+def has_form(record: bytes) -> bool:
+    """Whether a record is as the runner writes it, one object of plain values, and not too long; in linear time."""
+    return len(record) <= LARGEST_RECORD and _FORM.fullmatch(record) is not None
 
 
 class Unsealed:
@@ -159,7 +165,7 @@ class Unsealed:
         if line + b"\n" != sealed(self._key, self._count, record):
             return None
         self._count += 1
-        return record
+        return record if has_form(record) else None
 
 
 def _codes(module: dict[str, object]) -> list[CodeType]:

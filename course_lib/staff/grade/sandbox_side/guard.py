@@ -40,9 +40,10 @@ def take_snapshot() -> tuple[Callable[[], str], Callable[[object], bool]]:
              looks only at what probes read state with, in 3 ms; knows(value) -> whether the value is one of them. Both
              hold everything that they use, so that replacing a built-in function does not mislead them.
     """
-    tables, classes, cells = [], {}, []
+    tables, classes, cells, modules = [], {}, [], []
     for name, module in sorted(sys.modules.items()):
         if isinstance(module, ModuleType) and is_relied_on(name):
+            modules.append(module)
             everything = name.split(".")[0] == "course_lib"  # no module of ours changes its own names
             tables.append(_table(name, vars(module), _is_anything if everything else callable))
     for *_, values in tables:
@@ -55,6 +56,7 @@ def take_snapshot() -> tuple[Callable[[], str], Callable[[object], bool]]:
     functions = [value for name, *_, values in tables for value in values if _is_ours(name, value)]
     codes, code_of = [function.__code__ for function in functions], operator.attrgetter("__code__")
     order_of, content_of = operator.attrgetter("__mro__"), operator.attrgetter("cell_contents")
+    kind_of, module_kinds = type, tuple(map(type, modules))  # another class could answer for a name in its place
     built_in, sizes, quiet = frozenset(vars(builtins)), [len(one[1]) for one in tables], frozenset(_QUIET)
 
     def changed(near: bool = False) -> str:
@@ -69,6 +71,8 @@ def take_snapshot() -> tuple[Callable[[], str], Callable[[object], bool]]:
                 for key in set_(now).difference(keys):
                     if (key in built_in or place >= ours) and counts(now[key]) and key not in quiet:
                         return f"{name}.{key}"
+        if not every(pairs(same, pairs(kind_of, modules), module_kinds)):
+            return "the class of a module"
         if near:
             return ""
         if not every(pairs(same, pairs(order_of, kinds), orders)):
@@ -94,7 +98,7 @@ def _table(name: str, now: Mapping[str, object], counts: Callable[[object], bool
 def _is_near(table: str) -> bool:
     if table.split(".")[0] in ("course_lib", "builtins") or table in "numpy tensorflow keras jax jax.numpy".split():
         return True
-    return table.endswith(("Tensor", "Variable", "Array", "ArrayImpl"))
+    return table.endswith(("Tensor", "Variable", "Array", "ArrayImpl", "Strategy", "StrategyBase", "StrategyV1"))
 
 
 def _is_ours(table: str, value: object) -> bool:

@@ -9,12 +9,13 @@ import importlib
 import signal
 import sys
 from collections.abc import Callable
+from signal import ITIMER_REAL, setitimer  # bound before a learner's code can replace them
 
 import numpy as np
 
 from course_lib.exercises.ask import ask
 from course_lib.staff.grade.sandbox_side import answers as form
-from course_lib.staff.grade.sandbox_side.channel import LOOK, RECORD, open_channel
+from course_lib.staff.grade.sandbox_side.channel import CHECK, LOOK, RECORD, open_channel
 
 MOST_ITEMS = 10_000  # of a learner's list that are looked at one by one
 KNOWN_CLASSES = frozenset(
@@ -92,7 +93,15 @@ def _look(question: tuple, shell, seconds: float) -> bool:
     """Probe one question and report its answers; whether the learner's code got as far as one."""
     name, asks_for, probe, seed = question
     _tell_beginning(name)
-    answers = _within(seconds, lambda: ask(probe, asks_for, shell.user_ns, seed, look=_look_around))
+    held = []  # what the learner's code returned: no finalizer of it runs before the record is out
+
+    def look(result: object) -> object:
+        held.append(result)
+        return _look_around(result)
+
+    answers = _within(seconds, lambda: ask(probe, asks_for, shell.user_ns, seed, look))
+    if "stopped" not in answers:  # else there is nothing to be gained
+        sys.audit(CHECK)
     try:
         packed = form.pack(answers)
     except ValueError as error:
@@ -125,7 +134,7 @@ def _taken_out(value: object) -> object:
 
 def _within(seconds: float, work: Callable[[], dict]) -> dict:
     """What the work gives, or that it took too long or tried to leave."""
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    setitimer(ITIMER_REAL, seconds)
     try:
         return work()
     except TimeUp:
@@ -133,21 +142,21 @@ def _within(seconds: float, work: Callable[[], dict]) -> dict:
     except BaseException as error:  # an exit() among them
         line = f"{type(error).__name__} left the check"
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        setitimer(ITIMER_REAL, 0)
     return {"stopped": {"kind": "raised", "line": line, "error": line}}
 
 
 def _execute(shell, source: str, seconds: float) -> str:
     """Run one cell as a notebook would; the line of its exception, or ""."""
     signal.signal(signal.SIGALRM, _time_is_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    setitimer(ITIMER_REAL, seconds)
     try:
         result = shell.run_cell(source, store_history=False)
         error = result.error_before_exec or result.error_in_exec
     except BaseException as raised:
         error = raised
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        setitimer(ITIMER_REAL, 0)
         _flush()
     if isinstance(error, TimeUp):
         return f"it ran for more than {seconds:g} s and was stopped"
