@@ -1,12 +1,14 @@
 """Certificates: what an instructor accepts, what is refused in one line, and what a page says of itself."""
 
 import dataclasses
+import hashlib
 import html
 import json
 import os
 import re
 import shutil
 import stat
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -119,7 +121,23 @@ def test_what_is_open_is_one_line_and_exit_code_1(tmp_path, capsys):
     assert err == "course certificate: 65 of 69 points; open: 00_start_here (q1, q2, q3, q4)\n"
 
 
-@pytest.mark.parametrize("name", ["", "  ", "x" * 101, "Ada\x1b[31m", "\u202eadA", "\ud800"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "  ",
+        "x" * 101,
+        "Ada\x1b[31m",
+        "\u202eadA",
+        "\ud800",
+        "\u2800",
+        "\u3164",
+        "A\u3164",
+        "\u0301",
+        "...",
+        "\ufe0f",
+    ],
+)
 def test_a_name_is_one_printable_line(learner, tmp_path, capsys, name):
     code, _, err = call(capsys, "certificate", "--name", name, "--folder", learner, "--out", tmp_path / "c.html")
     assert code == 2 and "--name takes 1 to 100 characters" in err and not (tmp_path / "c.html").exists()
@@ -293,6 +311,56 @@ def test_a_cut_page_is_refused(signed, claim, key, capsys, part):
 def test_what_is_no_certificate_is_refused(tmp_path, capsys, content):
     (tmp_path / "x.html").write_bytes(content)
     refusal(capsys, tmp_path / "x.html")
+
+
+def test_what_nobody_signed_is_refused_at_once_where_a_signature_is_asked_for(claim, key, capsys, monkeypatch):
+    """A claim whose visible page is a signed one's is a claim, and nothing of it runs."""
+    monkeypatch.setattr(rerun, "results", lambda *_: pytest.fail("the answers ran"))
+    body = certificate_page.confirmed_body(certificate_page.opened(claim.read_bytes()).record, "a" * 16, "2026-01-01")
+    looks_signed = body + f"<!-- course claim sha256 {hashlib.sha256(body).hexdigest()} -->\n".encode()
+    for content in (claim.read_bytes(), looks_signed):
+        claim.write_bytes(content)
+        assert "nobody has signed this page" in refusal(capsys, claim, "--key", f"{key}.pub")
+
+
+def test_nothing_is_written_over(claim, key, tmp_path, capsys, monkeypatch):
+    pretend_rerun(monkeypatch)
+    other = tmp_path / "other"
+    other.write_text("mine")
+    for there in (key, Path(f"{key}.pub"), claim, other):
+        before = there.read_bytes()
+        code, _, err = call(capsys, "verify", claim, "--key", key, "--sign", there)
+        assert code == 2 and "is there already, and --sign overwrites nothing" in err and there.read_bytes() == before
+
+
+def test_every_byte_of_the_seal_counts(signed, key, capsys):
+    """Also the bits that the last letter of a base64 text has to spare."""
+    content, letters = signed.read_bytes(), string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
+    (proof,) = re.findall(rb"signature \w+ (\S+)==", content)
+    for spare in range(1, 16):
+        last = letters[letters.index(chr(proof[-1])) ^ spare]
+        signed.write_bytes(content.replace(proof, proof[:-1] + last.encode()))
+        refusal(capsys, signed, "--key", key)
+
+
+@pytest.mark.parametrize(
+    "day", ["2026-03-01, summa cum laude", "", "1.3.2026", "20260301", "2026-13-01", "2999-01-01", "unknown \ud800"]
+)
+def test_a_day_is_a_date_that_has_been(claim, capsys, day):
+    made = certificate_page.opened(claim.read_bytes()).record
+    since = tuple(dataclasses.replace(line, right_since=day) for line in made.exercises)
+    for false in (dataclasses.replace(made, made_on=day), dataclasses.replace(made, exercises=since)):
+        body = b'<pre id="record" tabindex="0">%b</pre>\n' % html.escape(false.as_json()).encode()
+        claim.write_bytes(body + f"<!-- course claim sha256 {hashlib.sha256(body).hexdigest()} -->\n".encode())
+        assert "its record cannot be read" in refusal(capsys, claim)
+
+
+def test_what_is_no_ordinary_file_is_one_line(signed, key, tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    for odd in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        for arguments in ((odd, "--key", key), (signed, "--key", odd)):
+            code, _, err = call(capsys, "verify", *arguments)
+            assert code == 2 and "cannot be read" in err and err.count("\n") == 1
 
 
 def resealed(made: Record) -> bytes:
