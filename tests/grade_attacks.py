@@ -244,7 +244,109 @@ from course_lib.staff.grade.sandbox_side import answers as form
 forged = json.dumps({"question": "q2", "seed": 0, "answers": form.pack({"kept": [1], "dropped": [1]}), "changed": ""})
 """
 
+# Patched while a probe reads, and put back before anybody looks; its tensors lie where they were made.
+PUT_BACK = """
+import sys
+from functools import partial
+import tensorflow as tf
+probes = sys.modules["course_lib.exercises.probes.ex00"]
+honest = probes.device_of
+def patch(device_names):
+    turn = iter(device_names)
+    setattr(probes, "device_of", lambda tensor: next(turn))
+def put_back(*ignored):
+    setattr(probes, "device_of", honest)
+class Back:
+    def __del__(self, put_back=put_back):
+        put_back()
+def patched(values, device_names):
+    patch(device_names)
+    return [tf.constant(2 * value) for value in values]
+"""
+REPLACED = """
+import sys
+import tensorflow as tf
+def place(values, device_names):
+    return [tf.constant(2 * value) for value in values]
+"""
+PATCHED_FOR_A_MOMENT = tuple(
+    claims_q3(name, source)
+    for name, source in {
+        "puts_back_by_a_timer": PUT_BACK
+        + """
+import signal
+real = signal.setitimer
+def timer(which, seconds, *more):
+    if seconds == 0:
+        put_back()
+    return real(which, seconds, *more)
+setattr(signal, "setitimer", timer)
+place = partial(patched)
+""",
+        "puts_back_by_a_modules_class": PUT_BACK
+        + """
+import signal
+class Module(type(signal)):
+    @property
+    def ITIMER_REAL(self):
+        put_back()
+        return 0
+signal.__class__ = Module
+place = partial(patched)
+""",
+        "puts_back_by_a_finalizer": PUT_BACK
+        + """
+def noted(values, device_names):
+    placed = patched(values, device_names)
+    placed[-1].note = Back()
+    return placed
+place = partial(noted)
+""",
+        "patches_after_its_last_yield": PUT_BACK
+        + """
+def place(values, device_names):
+    placed = [tf.constant(2 * value) for value in values]
+    placed[-1].note = Back()
+    yield from placed
+    patch(device_names)
+    del placed
+""",
+        "json_that_puts_itself_back": REPLACED
+        + """
+import json.encoder
+real = json.encoder.JSONEncoder.encode
+def encode(self, value):
+    json.encoder.JSONEncoder.encode = real
+    if isinstance(value, dict) and "lives_on" in value.get("d", ()):
+        value["d"]["lives_on"] = list(value["d"]["asked"])
+    return real(self, value)
+json.encoder.JSONEncoder.encode = encode
+""",
+    }.items()
+)
+REPLACES_BASE64 = claims_q3(
+    "replaces_base64",
+    """
+import base64, binascii
+import tensorflow as tf
+def doubled(real):
+    def encode(content, *rest, **more):
+        import numpy as np
+        return real((2 * np.frombuffer(content, "f4")).tobytes() if len(content) % 4 == 0 else content, *rest, **more)
+    return encode
+base64.b64encode, binascii.b2a_base64 = doubled(base64.b64encode), doubled(binascii.b2a_base64)
+def place(values, device_names):
+    placed = []
+    for value, name in zip(values, device_names):
+        with tf.device(name):
+            placed.append(tf.constant(value))
+    return placed
+""",
+)
+
 FORGED = (
+    *PATCHED_FOR_A_MOMENT,
+    REPLACES_BASE64,
     claims_q3(
         "replaces_the_encoder_of_the_records",
         ENCODER.replace("WHAT", "real(record)")
@@ -1717,16 +1819,27 @@ BROKEN = (
     broken("is_no_text", b"\xff\xfe\x00\x01" * 50, "cannot be read as text"),
     broken("is_utf_16", notebook(honest("q1")).decode().encode("utf-16"), "cannot be read as text"),
     broken("is_a_zip", _zip(notebook(honest("q1"))), "cannot be read as text|is not JSON"),
-    broken("is_a_number", b"4", "not a notebook of format 4"),
-    broken("is_not_a_number", b"NaN", "not a notebook of format 4"),
-    broken("is_a_list", b"[]", "not a notebook of format 4"),
-    broken("has_no_cells", {**BROKEN_OF, "cells": None}, "not a notebook of format 4"),
-    broken("has_cells_as_a_dict", {**BROKEN_OF, "cells": {}}, "not a notebook of format 4"),
-    broken("has_format_3", {"nbformat": 3, "worksheets": [{"cells": []}]}, "not a notebook of format 4"),
+    broken("is_a_number", b"4", "not a notebook of format 3 or 4"),
+    broken("is_not_a_number", b"NaN", "not a notebook of format 3 or 4"),
+    broken("is_a_list", b"[]", "not a notebook of format 3 or 4"),
+    broken("has_no_cells", {**BROKEN_OF, "cells": None}, "not a notebook of format 3 or 4"),
+    broken("has_cells_as_a_dict", {**BROKEN_OF, "cells": {}}, "not a notebook of format 3 or 4"),
+    broken("has_format_3_and_no_cells", {"nbformat": 3, "worksheets": [{}]}, "not a notebook of format 3 or 4"),
     broken(
-        "has_a_number_as_source", {**BROKEN_OF, "cells": [{**honest("q1"), "source": 7}]}, "not a notebook of format 4"
+        "has_format_3",
+        {
+            "nbformat": 3,
+            "worksheets": [{"cells": [{"cell_type": "code", "input": plain_source("q1").splitlines(True)}]}],
+        },
+        "",
+        ("q1",),
     ),
-    broken("has_a_number_as_cell", {**BROKEN_OF, "cells": [7]}, "not a notebook of format 4"),
+    broken(
+        "has_a_number_as_source",
+        {**BROKEN_OF, "cells": [{**honest("q1"), "source": 7}]},
+        "not a notebook of format 3 or 4",
+    ),
+    broken("has_a_number_as_cell", {**BROKEN_OF, "cells": [7]}, "not a notebook of format 3 or 4"),
     broken("is_nested_deep", b"[" * 100_000 + b"]" * 100_000, "is not JSON"),
     broken("has_a_long_number", b'{"cells": [], "nbformat": ' + b"9" * 10_000 + b"}", ""),
     broken("is_25_mb", notebook(honest("q1"), "#" + "x" * 25_000_000), "larger than 20 MB"),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from grade_attacks import ABSTRACT, ATTACKS, FOLDER, LASTING, LEFT, PORT, TEMPORARY, Attack
+from grade_attacks import ABSTRACT, ATTACKS, FOLDER, LASTING, LEFT, PORT, TEMPORARY, Attack, honest
 from installed import need, needs_sandbox
 from unprivileged import NOBODY, as_nobody, give_to_nobody
 
@@ -129,6 +129,103 @@ def test_it_scores_what_it_deserves(attack: Attack, graded):
     assert re.search(attack.prints, result["output"], re.DOTALL), result["output"]
     assert "FOUND" not in result["output"], result["output"]
     assert "Traceback" not in said(result) and "\x1b" not in said(result)
+
+
+HOLDING = """
+import mmap, multiprocessing, os, socket, time
+MIB = 2**20
+def holds(share):
+    held = bytearray(share * 1024 * MIB)
+    held[::4096] = b"x" * len(held[::4096])
+    return held
+def forks(share):
+    for _ in range(int(share * 8)):
+        if os.fork() == 0:
+            held = holds(1 / 8)
+            time.sleep(60)
+def page_tables(share):
+    held = mmap.mmap(-1, 2**45, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, prot=mmap.PROT_READ)
+    for place in range(int(share * 1024 * MIB) // 4096):
+        held[place << 21]
+    return held
+def sockets(share):
+    held = []
+    for place in range(int(share * 1024 * MIB) // 2**18 // 1024):
+        if os.fork() == 0:
+            held = [socket.socketpair() for _ in range(512)]
+            for one, other in held:
+                for end in (one, other):
+                    end.setblocking(False)
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MIB)
+                    try:
+                        while end.send(b"x" * 65536):
+                            pass
+                    except BlockingIOError:
+                        pass
+            time.sleep(60)
+def shared(share):
+    held = mmap.mmap(-1, int(share * 1024 * MIB))
+    held.madvise(mmap.MADV_POPULATE_WRITE if hasattr(mmap, "MADV_POPULATE_WRITE") else 23)
+    return held
+def shared_zeros(share):
+    return mmap.mmap(os.open("/dev/zero", os.O_RDWR), int(share * 1024 * MIB))
+def files(share):
+    for place in range(int(share * 512)):
+        with open(f"/dev/shm/{place}", "wb") as file:
+            file.write(bytes(MIB))
+def empty_files(share):
+    for place in range(int(share * 65536)):
+        open(f"/scratch/{place}", "x").close()
+def tcp(share):
+    server, held = socket.create_server(("127.0.0.1", 0)), []
+    for _ in range(int(share * 1024)):
+        held.append(socket.create_connection(server.getsockname()))
+        held.append(server.accept()[0])
+        held[-1].setblocking(False)
+        try:
+            while held[-1].send(bytes(MIB)):
+                pass
+        except BlockingIOError:
+            pass
+    return held
+"""
+KILLED, NO_SPACE = "took more than 1 GiB", "No space left"
+# What takes memory or files, and what is said when it takes three times the limit; some is refused whatever its size.
+HOLDERS = {
+    "holds": "MemoryError|" + KILLED,
+    "forks": KILLED,
+    "page_tables": KILLED,
+    "sockets": KILLED,
+    "tcp": KILLED,
+    "files": NO_SPACE,
+    "empty_files": NO_SPACE,
+    "shared": "Operation not permitted",
+    "shared_zeros": "No such device",
+}
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory) -> dict[str, dict]:
+    """Results by holder and share, with 1 GiB of memory, 512 MiB of files and 65,536 of them."""
+    folder = tmp_path_factory.mktemp("holders")
+    for name in HOLDERS:
+        for label, share in (("half", 0.5), ("thrice", 3)):
+            cell = f"{HOLDING}held = {name}({share})\ntime.sleep(1)\nprint('HELD')"
+            Attack(f"{label}-{name}", "limits", (), (honest("q1"), cell)).write(folder / "in" / f"{label}-{name}", {})
+    give_to_nobody(folder)
+    words = [sys.executable, "-m", "course_lib.cli", "grade", "in", "--out", "out", "--memory-gib", "1"]
+    done = subprocess.run(as_nobody(words, folder), cwd=folder, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(path.read_text()) for path in (folder / "out/submissions").glob("*.json")]
+    return {result["learner"]: result for result in found}
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_half_of_a_limit_is_had_and_three_times_it_is_not(held, name):
+    half, thrice = held[f"half-{name}"], held[f"thrice-{name}"]
+    assert (half["points"], thrice["points"]) == (1, 1), (said(half), said(thrice))
+    assert "HELD" not in thrice["output"] and re.search(HOLDERS[name], said(thrice)), said(thrice)
+    assert ("HELD" in half["output"]) == (not name.startswith("shared")), said(half)
 
 
 def test_there_are_many_and_each_has_one_result(graded):
