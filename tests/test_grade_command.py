@@ -4,7 +4,9 @@ import csv
 import functools
 import json
 import os
+import re
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -91,6 +93,11 @@ def test_marks_feedback_and_figures_are_there(graded):
     }
     assert marks["cleo"]["mistakes"] == "q1: remainder dropped" and "not JSON" in marks["dan"]["problem"]
     assert {path.stem for path in (folder / "marks" / "feedback").iterdir()} == {"ana", "ben", "cleo", "dan"}
+    marks_alone = {stat.S_IMODE(path.stat().st_mode) for path in (folder / "marks").rglob("*") if path.is_file()}
+    folders = {stat.S_IMODE(path.stat().st_mode) for path in (folder / "marks", *(folder / "marks").rglob("*/"))}
+    assert marks_alone == {0o600} and 0o700 in folders
+    linked = re.findall(r'href="(feedback/[^"]+)"', (folder / "marks" / "summary.html").read_text(encoding="utf-8"))
+    assert {*linked} == {f"feedback/{learner}.html" for learner in marks}
     figures = json.loads((folder / "marks" / "summary.json").read_text())
     assert figures["submissions"] == 4
     assert {"canvas", "moodle", "gradescope"} <= {path.name for path in (folder / "marks").iterdir()}

@@ -112,7 +112,9 @@ def test_a_page_shows_strangers_text_as_text(text):
     assert not any(
         name.startswith("on") or name in ("src", "style") for _, attributes in reader.tags for name in attributes
     )
-    assert all(attributes["href"].startswith("#e") for tag, attributes in reader.tags if "href" in attributes)
+    assert all(
+        attributes["href"].startswith(("#e", "feedback/")) for tag, attributes in reader.tags if "href" in attributes
+    )
     assert not re.search("[\x00\x1b\u202a-\u202e\u2066-\u2069\ud800-\udfff]", text)
     text.encode("utf-8")
 
@@ -278,6 +280,8 @@ def test_the_summary_names_mistakes_gaps_and_what_to_look_at():
     assert found["bank_gaps"] == [{"exercise": EXERCISE, "question": "q2", "unrecognised": 4}]
     assert [one["learner"] for one in found["look_at"]] == ["hal", "ana", "dee"]
     assert found["look_at"][1]["review"] == ["REVIEW reads os.environ"]
+    points = {one["learner"]: (one["points"], one["of"], one["problems"]) for one in found["points_by_learner"]}
+    assert points.keys() == {one.learner for one in CLASS} and points["bo"] == (1, 4, 0)
     (same,) = found["identical"]
     assert [(one["learner"], one["points"], one["of"]) for one in same["notebooks"]] == [("bo", 1, 4), ("chen", 1, 4)]
 

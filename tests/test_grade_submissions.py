@@ -273,6 +273,39 @@ def test_a_worse_newer_file_does_not_replace_the_answer(tmp_path, files):
     assert submission.content == notebook() and not submission.problem and "set aside" in submission.notes[0]
 
 
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+def test_a_learner_whose_folder_is_empty_is_named(tmp_path, kind):
+    tree(tmp_path / "all", NOTEBOOK_OF_ANA)
+    for name in ("zoe", "ana/figures"):
+        (tmp_path / "all" / name).mkdir()
+    (tmp_path / "all.zip").write_bytes(zipped({**NOTEBOOK_OF_ANA, "zoe/": b"", "ana/figures/": b"", "ana/": b""}))
+    found = find([tmp_path / ("all" if kind == "folder" else "all.zip")])
+    assert [(one.learner, bool(one.problem)) for one in found] == [("ana", False), ("zoe", True)]
+    assert "zoe handed in no notebook (.ipynb), only" in found[1].problem and "zoe/ (empty)" in found[1].problem
+
+
+def test_one_name_in_two_spellings_is_one_learner_and_said_to_be(tmp_path):
+    whole, parts = "\u00e9cole", "e\u0301cole"
+    found = find([tree(tmp_path, {f"{whole}/02.ipynb": notebook(TWO), f"{parts}/03.ipynb": notebook(THREE)})])
+    assert [(one.learner, one.exercise) for one in found] == [(whole, TWO), (whole, THREE)]
+    assert all("is spelled in two ways" in note for one in found for note in one.notes) and found[0].notes
+    assert only(tree(tmp_path / "other", {f"{whole}/02.ipynb": notebook(TWO)})).notes == ()
+
+
+@pytest.mark.parametrize("piece", ["-copy (1)", " (1)", "-copy ", "_1", "1_", "(", "_LATE_1_2_", "é"])
+def test_a_long_name_costs_linear_time(tmp_path, piece):
+    """In a zip a name may have 65,535 bytes; what is exponential or cubic would not end."""
+    name = (piece * 30_000)[:30_000]
+    (tmp_path / "all.zip").write_bytes(zipped({f"{name[:200]}.ipynb": notebook(), f"{name}/02.ipynb": notebook()}))
+    assert not [one.problem for one in find([tmp_path / "all.zip"]) if one.problem]
+
+
+def test_a_notebook_of_format_3_is_read():
+    cells = [{"cell_type": "code", "input": ["a = 1\n", "b"]}, {"cell_type": "heading", "source": "c"}]
+    read = notebook_cells.notebook_of(json.dumps({"worksheets": [{"cells": cells}]}).encode(), "x")["cells"]
+    assert [(cell["cell_type"], cell["source"]) for cell in read] == [("code", "a = 1\nb"), ("heading", "c")]
+
+
 def test_each_exercise_of_a_learner_is_a_submission(tmp_path):
     files = {"a.ipynb": notebook(THREE), "b.ipynb": notebook(TWO), "c.ipynb": notebook(None), "d.ipynb": b"{"}
     tree(tmp_path / "ana", files)
@@ -290,7 +323,7 @@ PROBLEMS = {
     "no text": ("02.ipynb", b"\xff\xfe\x00", "02.ipynb cannot be read as text"),
     "deep": ("02.ipynb", b"[" * 100_000, "02.ipynb is not JSON"),
     "a number of many digits": ("02.ipynb", b"1" * 10_000, "02.ipynb is not JSON"),
-    "format 3": ("02.ipynb", b'{"worksheets": [{"cells": []}]}', "not a notebook of format 4"),
+    "format 3": ("02.ipynb", b'{"worksheets": [{}]}', "not a notebook of format 3 or 4"),
     "broken zip": ("02.zip", b"PK\x03\x04 and no more", "02.zip is no readable zip"),
     "empty zip": ("02.zip", zipped({}), "02.zip holds no notebook"),
     "zip without notebooks": ("02.zip", zipped({"a.pdf": b"x"}), "02.zip holds no notebook"),

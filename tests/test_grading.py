@@ -188,6 +188,38 @@ def test_what_a_framework_has_not_implemented_is_no_blank():
     assert "no such reduction" in summary and "blank" not in summary
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(e, b, drop): return [e, b, drop]",
+        "def f(examples, batch, drop_last): return [examples, batch, drop_last]",
+    ],
+)
+def test_parameters_may_have_other_names(source):
+    names, last = in_notebook(source), {"drop_last": True}
+    assert ask(lambda names, seed: {"got": names["f"](7, 2, **last)}, ("f",), names, 0) == {"got": [7, 2, True]}
+
+
+@pytest.mark.parametrize("made", ["functools.partial(double)", "Callable()", "twice"])
+def test_every_callable_of_the_learners_is_looked_at(made):
+    """The last one after its last value as well."""
+    source = "import functools\ndef double(x): return x\ndef twice(x):\n    yield x\n    seen.append('after')\n"
+    source += f"class Callable:\n    def __call__(self, x): return x\ndouble = {made}"
+    names, seen = in_notebook(source), []
+    names["seen"] = seen
+    ask(lambda names, seed: {"got": np.size(names["double"](1))}, ("double",), names, 0, look=seen.append)
+    assert 1 in seen or made == "twice"
+    if made == "twice":
+        given = ask(
+            lambda names, seed: {"got": list(names["double"](1))},
+            ("double",),
+            names,
+            0,
+            look=lambda it: seen.append(it) or it,
+        )
+        assert given == {"got": [1]} and seen[-2:] == ["after", None]
+
+
 def test_missing_name_names_its_neighbours():
     answers = ask(
         DOUBLE.probe,
@@ -540,9 +572,9 @@ def test_generation_names_what_does_not_fit_and_writes_nothing(tmp_path, edit, s
         (b"{", "is not JSON"),
         (b"\xff\xfe", "cannot be read as text"),
         (b"[" * 100_000, "is not JSON"),
-        (b"[]", "not a notebook of format 4"),
-        (b'{"cells": [{"cell_type": "code", "source": [1]}]}', "not a notebook of format 4"),
-        (b'{"worksheets": []}', "not a notebook of format 4"),
+        (b"[]", "not a notebook of format 3 or 4"),
+        (b'{"cells": [{"cell_type": "code", "source": [1]}]}', "not a notebook of format 3 or 4"),
+        (b'{"worksheets": []}', "not a notebook of format 3 or 4"),
         (b'{"cells": []}', "is not an exercise of this course"),
     ],
 )

@@ -116,7 +116,7 @@ def answer_notes(question: Question, cells: list[dict], errors: dict[int, str]) 
 def _cells_of(notebook: dict) -> object:
     """The cells; those of format 3 stand in work sheets, and call a code cell's source its input."""
     sheets = notebook.get("worksheets")
-    if "cells" in notebook or not isinstance(sheets, list):
+    if "cells" in notebook or not isinstance(sheets, list) or not sheets:
         return notebook.get("cells")
     found = [sheet.get("cells") if isinstance(sheet, dict) else None for sheet in sheets]
     if not all(isinstance(cells, list) for cells in found):
