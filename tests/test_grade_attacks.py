@@ -165,7 +165,7 @@ def sockets(share):
             time.sleep(60)
 def shared(share):
     held = mmap.mmap(-1, int(share * 1024 * MIB))
-    held.madvise(mmap.MADV_POPULATE_WRITE if hasattr(mmap, "MADV_POPULATE_WRITE") else 23)
+    held[::4096] = b"x" * len(held[::4096])
     return held
 def shared_zeros(share):
     return mmap.mmap(os.open("/dev/zero", os.O_RDWR), int(share * 1024 * MIB))
@@ -177,14 +177,14 @@ def empty_files(share):
     for place in range(int(share * 65536)):
         open(f"/scratch/{place}", "x").close()
 def tcp(share):
-    server, held = socket.create_server(("127.0.0.1", 0)), []
-    for _ in range(int(share * 1024)):
+    server, held, sent = socket.create_server(("127.0.0.1", 0)), [], 0
+    while sent < share * 1024 * MIB:
         held.append(socket.create_connection(server.getsockname()))
         held.append(server.accept()[0])
         held[-1].setblocking(False)
         try:
-            while held[-1].send(bytes(MIB)):
-                pass
+            while True:
+                sent += held[-1].send(bytes(MIB))
         except BlockingIOError:
             pass
     return held
@@ -208,6 +208,7 @@ HOLDERS = {
 def held(tmp_path_factory) -> dict[str, dict]:
     """Results by holder and share, with 1 GiB of memory, 512 MiB of files and 65,536 of them."""
     folder = tmp_path_factory.mktemp("holders")
+    (folder / "in").mkdir()
     for name in HOLDERS:
         for label, share in (("half", 0.5), ("thrice", 3)):
             cell = f"{HOLDING}held = {name}({share})\ntime.sleep(1)\nprint('HELD')"

@@ -84,6 +84,31 @@ def owner_of_folder(name: str) -> str | None:
     return None if name in judges.MODULES else _learner(_person(name)[0])
 
 
+def without_notebook(items: Sequence, owned: Sequence[Owner], others: Sequence) -> dict[str, list[str]]:
+    """The files of folders beside those of learners that hold no notebook, by the learner that each folder names.
+
+    items, others  notebooks and zips, and all other files: each has a root, parts as in `owners`, and a file
+    """
+    known = {(item.root, owner.place) for item, owner in zip(items, owned) if len(item.parts) > len(owner.place)}
+    levels, found = defaultdict(set), defaultdict(list)
+    for root, place in known:
+        levels[root].add(place[:-1])
+    for item in others:
+        for level in levels[item.root]:
+            place = item.parts[: len(level) + 1]
+            is_beside = place[:-1] == level and len(item.parts) > len(place)
+            if is_beside and (item.root, place) not in known and (learner := owner_of_folder(place[-1])):
+                found[learner].append(item.file)
+    return found
+
+
+def spelled_twice(names: list[str]) -> tuple[str, ...]:
+    """A note where names differ only in how Unicode spells a letter, as one part or two, and so are one learner's."""
+    same = unicodedata.normalize("NFC", names[0])
+    one = len({unicodedata.normalize("NFC", name) for name in names}) < len(set(names))
+    return (f"the name {shown(same)} is spelled in two ways (Unicode's NFC and NFD), and counts as one",) if one else ()
+
+
 def _is_wrapped(places: list[tuple[str, ...]]) -> bool:
     """Whether all is in one folder that names nobody, as the module's rule says."""
     if len({parts[0] for parts in places}) > 1 or any(len(parts) == 1 for parts in places):

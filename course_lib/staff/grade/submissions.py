@@ -11,7 +11,6 @@ import functools
 import io
 import os
 import stat
-import unicodedata
 import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -26,11 +25,12 @@ from course_lib.staff.grade.owners import (
     exercise_of,
     is_junk,
     natural,
-    owner_of_folder,
     owners,
     parts_of,
     safe_name,
     shown,
+    spelled_twice,
+    without_notebook,
 )
 
 NOTEBOOK_BYTES = 20_000_000
@@ -90,7 +90,7 @@ def find(paths: list[Path]) -> list[Submission]:
     owned = owners([(item.root, item.parts) for item in items])
     for item, owner in zip(items, owned):
         learners[owner.learner].append((item, owner))
-    for learner, files in _without_notebook(items, owned, others).items():
+    for learner, files in without_notebook(items, owned, others).items():
         if learner not in learners:
             problem = f"{learner} handed in no notebook (.ipynb), only {_listed(files, ', ')}"
             found.append(Submission(learner, None, f"{safe_name(learner)}--unknown", files[0], b"", (), problem))
@@ -98,33 +98,11 @@ def find(paths: list[Path]) -> list[Submission]:
         groups = defaultdict(list)
         for rank, read in _contents(learners[learner], min(left, LEARNER_BYTES)):
             groups[read.exercise].append((rank, read))
-        notes = _spelled_twice([owner.place[-1] for _, owner in learners[learner]])
+        notes = spelled_twice([owner.place[-1] for _, owner in learners[learner]])
         ours = [_counting(groups[exercise], notes) for exercise in sorted(groups, key=lambda it: it or "~")]
         left -= sum(len(submission.content) for submission in ours)
         found += ours
     return sorted(found, key=lambda submission: (natural(submission.learner), submission.learner))
-
-
-def _without_notebook(items: list[_Item], owned: list[Owner], others: list[_Item]) -> dict[str, list[str]]:
-    """The files of folders beside those of learners that hold no notebook, by the learner that each folder names."""
-    known = {(item.root, owner.place) for item, owner in zip(items, owned) if len(item.parts) > len(owner.place)}
-    levels, found = defaultdict(set), defaultdict(list)
-    for root, place in known:
-        levels[root].add(place[:-1])
-    for item in others:
-        for level in levels[item.root]:
-            place = item.parts[: len(level) + 1]
-            is_beside = place[:-1] == level and len(item.parts) > len(place)
-            if is_beside and (item.root, place) not in known and (learner := owner_of_folder(place[-1])):
-                found[learner].append(item.file)
-    return found
-
-
-def _spelled_twice(names: list[str]) -> tuple[str, ...]:
-    """A note where names differ only in how Unicode spells a letter, as one part or two, and so are one learner's."""
-    same = unicodedata.normalize("NFC", names[0])
-    one = len({unicodedata.normalize("NFC", name) for name in names}) < len(set(names))
-    return (f"the name {shown(same)} is spelled in two ways (Unicode's NFC and NFD), and counts as one",) if one else ()
 
 
 def _items(paths: list[Path]) -> tuple[list[_Item], list[_Item]]:
