@@ -135,7 +135,7 @@ HOLDING = """
 import mmap, multiprocessing, os, socket, time
 MIB = 2**20
 def holds(share):
-    held = bytearray(share * 1024 * MIB)
+    held = bytearray(int(share * 1024 * MIB))
     held[::4096] = b"x" * len(held[::4096])
     return held
 def forks(share):
