@@ -31,6 +31,7 @@ class Block:
     keys              keys and values, which sequence parallelism passes around
     logits            numbers of the model's output, which the loss takes in float32
     frozen_bytes      of weights that are not trained, in their own dtype
+    operations        kernels that the forward pass starts one after another
     """
 
     name: str
@@ -47,6 +48,7 @@ class Block:
     keys: float = 0
     logits: float = 0
     frozen_bytes: float = 0
+    operations: int = 1
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class StageBlocks:
     def __init__(self, blocks: Sequence[Block]):
         groups = [list(group) for _, group in groupby(blocks, key=id)]
         self.runs = [(same[0], len(same)) for same in groups]
+        self.shape = tuple((id(block), times) for block, times in self.runs)  # equal where stages are alike
 
     def total(self, size: Callable[[Block], float]) -> float:
         """The sum of a size over the blocks."""

@@ -22,7 +22,15 @@ from scipy.optimize import least_squares
 
 from course_lib.errors import CourseError
 from course_lib.planner.calibration import FITTED, Calibration
-from course_lib.planner.published_runs import PUBLISHED, PublishedRun, predict_row, read_run, read_table
+from course_lib.planner.published_runs import (
+    PUBLISHED,
+    SINGLE_NODE,
+    PublishedRun,
+    read_run,
+    read_table,
+    row_gib,
+    row_seconds,
+)
 from course_lib.planner.rented_chips import GIB
 from course_lib.waiting import waiting
 
@@ -32,12 +40,18 @@ FAMILIES = ("volta", "ampere", "hopper", "tpu")
 SHARES = {"float8": 0.7, "attention": 0.5, "link": 0.7, "data_exposed": 0.3}
 TRAFFIC = {"traffic": 2.0, "traffic_tpu": 1.0}
 MEMORY = {"fragmentation": 1.1, "framework_bytes": 5 * GIB}
-START = Calibration(matrix=dict.fromkeys(FAMILIES, 0.7), **SHARES, **TRAFFIC, **MEMORY)
+# PyTorch takes some ten microseconds to start an operation, and its autograd as much again; NCCL's all-reduce of
+# nothing takes about twenty.
+STARTS = {"launch": 3e-5, "latency": 2e-5}
+START = Calibration(matrix=dict.fromkeys(FAMILIES, 0.7), **SHARES, **TRAFFIC, **MEMORY, **STARTS)
 MOST = dict.fromkeys((*SHARES, *FAMILIES), 1.0)
 LEAST = {"fragmentation": 1.0}
-NAMES = {"memory": tuple(MEMORY), "time": (*FAMILIES, *SHARES, *TRAFFIC)}
+NAMES = {"memory": tuple(MEMORY), "time": (*FAMILIES, *SHARES, *TRAFFIC, *STARTS)}
+MOST_ROWS = 60  # of one source whose times the fit sees, evenly spaced, so that no team outvotes the others
 # Standard deviations of logarithms: of a constant around its start, of a run around its source, and of a source's
 # offset. Memory is arithmetic, and sources differ little; speed is their network, their kernels and their settings.
+PREDICTED = {"memory": row_gib, "time": row_seconds}
+ENOUGH = {"max_nfev": 40, "ftol": 1e-4}  # three digits are stored
 STEP = 1e-7  # of a difference quotient, in logarithms of constants
 PRIOR, NOISE, OFFSETS = 0.5, 0.05, {"memory": 0.03, "time": 0.15}
 
@@ -51,10 +65,32 @@ class Sample:
     measured: float
 
 
+def published() -> dict[str, list[Sample]]:
+    """The samples of both tables that the course carries."""
+    return samples([*read_table(PUBLISHED), *read_table(SINGLE_NODE)])
+
+
+def plain_seconds(run: PublishedRun) -> float:
+    """What people take without a planner: 6 or, with recomputation, 8 operations per parameter and token, at 40%."""
+    rates, tokens = run.cluster.chip.flops_per_second, run.global_batch * run.model.sequence_length
+    work = (8 if run.layout.recompute == "full" else 6) * run.model.parameters * tokens
+    return work / (run.layout.chips * rates.get("bfloat16", rates.get("float16")) * 0.4)
+
+
+def plain_gib(run: PublishedRun) -> float:
+    """16 bytes a parameter, divided as ZeRO says, and nothing else."""
+    layout, shards = run.layout, [run.layout.replicas if run.layout.zero >= stage else 1 for stage in (1, 2, 3)]
+    size = 12 / shards[0] + 2 / shards[1] + 2 / shards[2]
+    return run.model.parameters / layout.tensor / layout.pipeline * size / GIB
+
+
+BASELINES = {"memory": plain_gib, "time": plain_seconds}
+
+
 def samples(rows: Sequence[Mapping[str, str]]) -> dict[str, list[Sample]]:
     """The rows that say all that a prediction needs: "memory" and "time".
 
-    For a step's time the row must state the whole layout, with recomputation and, for replicas, the ZeRO stage.
+    For a step's time the row must state its layout; where it says nothing of recomputation or ZeRO, there is none.
     A stated share of the peak is turned into a time.
     """
     found = {"memory": [], "time": []}
@@ -68,15 +104,21 @@ def samples(rows: Sequence[Mapping[str, str]]) -> dict[str, list[Sample]]:
         if row["mem_GiB"] and row["layers"] and "NOT a measurement" not in row["note"]:
             found["memory"].append(Sample(row["source"], run, float(row["mem_GiB"])))
         seconds = _seconds(row, run)
-        printed = all(row[name] for name in ("layers", "heads", "recompute", "global_batch"))
-        if seconds and printed and (row["zero_stage/fsdp"] or run.layout.data == 1):
+        if seconds and all(row[name] for name in ("layers", "heads", "global_batch")):
             found["time"].append(Sample(row["source"], run, seconds))
     return found
 
 
 def fit(found: Mapping[str, Sequence[Sample]]) -> Calibration:
     """The constants that fit the samples best."""
-    return _fit(found, "time", _fit(found, "memory", START))
+    return _fit({"time": _thinned(found["time"])}, "time", _fit(found, "memory", START))
+
+
+def _thinned(found: Sequence[Sample]) -> list[Sample]:
+    by_source = {}
+    for sample in found:
+        by_source.setdefault(sample.source, []).append(sample)
+    return [one for own in by_source.values() for one in own[:: math.ceil(len(own) / MOST_ROWS)]]
 
 
 def left_out(found: Mapping[str, Sequence[Sample]]) -> dict[str, dict[str, list[float]]]:
@@ -85,10 +127,10 @@ def left_out(found: Mapping[str, Sequence[Sample]]) -> dict[str, dict[str, list[
     for source in dict.fromkeys(sample.source for kind in found.values() for sample in kind):
         others = {kind: [sample for sample in found[kind] if sample.source != source] for kind in found}
         constants = fit(others)
-        for place, kind in enumerate(("memory", "time")):
+        for kind, predicted in PREDICTED.items():
             own = [sample for sample in found[kind] if sample.source == source]
             if own:
-                ratios[kind][source] = [one.measured / predict_row(one.run, constants)[place] for one in own]
+                ratios[kind][source] = [one.measured / predicted(one.run, constants) for one in own]
     return ratios
 
 
@@ -98,17 +140,47 @@ def errors(ratios: Sequence[float]) -> tuple[float, float]:
     return statistics.median(missed), float(np.quantile(missed, 0.9))
 
 
+def interval(of_kind: Mapping[str, Sequence[float]]) -> tuple[float, float]:
+    """Between which ratios 8 of 10 runs of a new source should lie: every known source counts the same."""
+    ratios = [(ratio, 1 / len(own) / len(of_kind)) for own in of_kind.values() for ratio in own]
+    values, weights = np.array(sorted(ratios)).T
+    low, high = np.interp([0.1, 0.9], np.cumsum(weights) - weights / 2, values)
+    return float(low), float(high)
+
+
+def coverage(of_kind: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The share of each source's runs inside the interval that the other sources make."""
+    shares = {}
+    for source, own in of_kind.items():
+        low, high = interval({other: ratios for other, ratios in of_kind.items() if other != source})
+        shares[source] = statistics.mean(low <= ratio <= high for ratio in own)
+    return shares
+
+
 def report(found: Mapping[str, Sequence[Sample]]) -> dict:
     """What calibration.json holds.
 
-    Returns  "constants" fitted on all samples; "left_out", kind to source to [runs, median error, 90th percentile]
+    Returns  "constants" fitted on all samples; "left_out", kind to source to [runs, median error, 90th percentile,
+             share inside the interval that the other sources make, and the baseline's two errors]
     """
-    constants, shown = _rounded(asdict(fit(found))), {}
-    for kind, of_kind in left_out(found).items():
-        every = {**of_kind, "all": [ratio for own in of_kind.values() for ratio in own]}
-        shown[kind] = {source: [len(own), *(round(error, 4) for error in errors(own))] for source, own in every.items()}
-        low, high = np.quantile(every["all"], [0.1, 0.9])
-        constants |= {f"{kind}_low": round(float(low), 3), f"{kind}_high": round(float(high), 3)}
+    return summary(fit(found), left_out(found), found)
+
+
+def summary(fitted: Calibration, ratios: Mapping[str, dict[str, list[float]]], found) -> dict:
+    constants, shown = _rounded(asdict(fitted)), {}
+    for kind, of_kind in ratios.items():
+        inside, plain = coverage(of_kind), {}
+        for one in found[kind]:
+            plain.setdefault(one.source, []).append(one.measured / BASELINES[kind](one.run))
+        shown[kind] = {
+            source: [len(own), *(round(x, 4) for x in (*errors(own), inside[source], *errors(plain[source])))]
+            for source, own in of_kind.items()
+        }
+        every, every_plain = (sum(each.values(), []) for each in (of_kind, plain))
+        figures = (*errors(every), statistics.mean(inside.values()), *errors(every_plain))
+        shown[kind]["all"] = [len(every), *(round(x, 4) for x in figures)]
+        low, high = interval(of_kind)
+        constants |= {f"{kind}_low": round(low, 3), f"{kind}_high": round(high, 3)}
     return {"constants": constants, "left_out": shown}
 
 
@@ -117,25 +189,28 @@ def main() -> None:
     parser.add_argument("--store", action="store_true", help="write calibration.json")
     arguments = parser.parse_args()
     with waiting("fitting, some minutes"):
-        fresh = report(samples(read_table(PUBLISHED)))
+        fresh = report(published())
     for kind, of_kind in fresh["left_out"].items():
         print(f"{kind}: errors on sources left out of the fit")
-        for source, (runs, median, most) in of_kind.items():
-            print(f"  {source[:48]:48} {runs:4} runs  median {median:5.1%}  90th percentile {most:5.1%}")
+        for source, (runs, median, most, inside, plain, _) in of_kind.items():
+            print(
+                f"  {source[:40]:40} {runs:4} runs  median {median:4.0%}  90th percentile {most:4.0%}  "
+                f"inside {inside:4.0%}  baseline {plain:4.0%}"
+            )
     print(json.dumps(fresh["constants"], indent=1))
     if arguments.store:
         FITTED.write_text(json.dumps(fresh, indent=1) + "\n")
 
 
 def _fit(found: Mapping[str, Sequence[Sample]], kind: str, start: Calibration) -> Calibration:
-    known, names, place = found[kind], NAMES[kind], list(NAMES).index(kind)
+    known, names, predicted = found[kind], NAMES[kind], PREDICTED[kind]
     sources = sorted({sample.source for sample in known})
     begin = np.array([({**vars(start), **start.matrix})[name] for name in names])
 
     def residuals(unknown: np.ndarray) -> np.ndarray:
         constants = _with(start, names, begin * np.exp(unknown[: len(names)]))
         offsets = dict(zip(sources, unknown[len(names) :]))
-        misses = [math.log(s.measured / predict_row(s.run, constants)[place]) - offsets[s.source] for s in known]
+        misses = [math.log(s.measured / predicted(s.run, constants)) - offsets[s.source] for s in known]
         priors = unknown[: len(names)] / PRIOR, unknown[len(names) :] / OFFSETS[kind]
         return np.concatenate([np.array(misses) / NOISE, *priors])
 
@@ -154,7 +229,7 @@ def _fit(found: Mapping[str, Sequence[Sample]], kind: str, start: Calibration) -
     least = [math.log(LEAST[name] / value) if name in LEAST else -math.inf for name, value in zip(names, begin)]
     most = [math.log(MOST.get(name, math.inf) / value) for name, value in zip(names, begin)]
     bounds = ([*least, *np.negative(free)], [*most, *free])
-    solved = least_squares(residuals, np.zeros(len(names) + len(sources)), jacobian, bounds, loss="soft_l1")
+    solved = least_squares(residuals, np.zeros(len(names) + len(sources)), jacobian, bounds, loss="soft_l1", **ENOUGH)
     return _with(start, names, begin * np.exp(solved.x[: len(names)]))
 
 

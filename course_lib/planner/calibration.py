@@ -21,7 +21,10 @@ class Calibration:
     traffic             numbers that a GPU reads and writes per number kept, in one pass over a block
     traffic_tpu         the same on a TPU, whose compiler fuses what it can
     link                share of a link's peak that collectives reach
-    data_exposed        share of the data-parallel communication that the backward pass does not hide
+    data_exposed        share of the data-parallel communication that nothing hides
+    launch              seconds between the starts of two operations where Python starts each
+    launch_compiled     the same in a compiled step: about a CUDA kernel's, not fitted
+    latency             seconds of an all-reduce of nothing in a tensor-parallel group
     fragmentation       memory that activations take, over the formulas' figure
     framework_bytes     the runtime's own, per device that communicates
     memory_low, memory_high, time_low, time_high
@@ -35,8 +38,11 @@ class Calibration:
     traffic_tpu: float
     link: float
     data_exposed: float
+    launch: float
+    latency: float
     fragmentation: float
     framework_bytes: float
+    launch_compiled: float = 5e-6
     memory_low: float = 1.0
     memory_high: float = 1.0
     time_low: float = 1.0

@@ -20,6 +20,7 @@ class Precision:
     gradients  bytes per parameter, until the update
     master     bytes per parameter beside the optimizer's slots, divided with them by ZeRO:
                a float32 master copy, and in float16 the gradients' float32 copy
+    eager      Python starts each operation; otherwise the step is one compiled program
     """
 
     format: str
@@ -27,18 +28,30 @@ class Precision:
     weights: int
     gradients: int
     master: int
+    eager: bool = True
+
+    @property
+    def adam_bytes(self) -> int:
+        """Per parameter, with Adam's two float32 numbers and no ZeRO."""
+        return self.weights + self.gradients + self.master + 2 * 4
 
 
-# Keras keeps float32 variables and casts them where they are used. Megatron, DeepSpeed and nanotron keep half
-# precision for the forward pass and a float32 master copy beside the optimizer; with bfloat16 they sum the
-# micro-batches' gradients in float32 (Rajbhandari and others 2020, section 3.1; BLOOM's and nanotron's logs).
+# Keras and MaxText keep float32 variables and cast them where they are used; so does PyTorch's FSDP with a
+# mixed-precision policy. The others keep half precision for the forward pass and a float32 master copy beside the
+# optimizer. DeepSpeed's gradients stay in half precision (Rajbhandari and others 2020, section 3.1); Megatron-Core's
+# are float32 (its distributed optimizer's documentation counts 18 bytes); BLOOM and nanotron hold both (their logs).
 PRECISIONS = {
-    "float32": Precision("float32", 4, 4, 4, 0),
-    "mixed_bfloat16": Precision("bfloat16", 2, 4, 4, 0),
-    "mixed_float16": Precision("float16", 2, 4, 4, 0),
+    "float32": Precision("float32", 4, 4, 4, 0, eager=False),
+    "mixed_bfloat16": Precision("bfloat16", 2, 4, 4, 0, eager=False),
+    "mixed_float16": Precision("float16", 2, 4, 4, 0, eager=False),
+    "bfloat16_fsdp": Precision("bfloat16", 2, 4, 4, 0),
+    "bfloat16_deepspeed": Precision("bfloat16", 2, 2, 2, 4),
+    "bfloat16_megatron": Precision("bfloat16", 2, 2, 4, 4),
     "bfloat16_master": Precision("bfloat16", 2, 2, 2 + 4, 4),
     "float16_master": Precision("float16", 2, 2, 2, 4 + 4),
     "float8_master": Precision("float8", 2, 2, 2 + 4, 4),
+    "float8_megatron": Precision("float8", 2, 2, 4, 4),
+    "float8_fsdp": Precision("float8", 2, 4, 4, 0),
 }
 
 
@@ -61,6 +74,8 @@ class Layout:
                  (Megatron's sequence parallelism)
     keep_gathered  with split_norms: keep the all-gathered input of a matrix product, as nanotron does,
                  instead of repeating the all-gather in the backward pass, as Megatron does
+    chunked_loss  the logits are made, used and dropped in chunks, an eighth at a time (torchtune's and
+                 torchtitan's default number; fused kernels such as Liger's do the same)
     Raises       CourseError for a size below 1, or a word that is not known
     """
 
@@ -75,6 +90,7 @@ class Layout:
     interleave: int = 1
     split_norms: bool = False
     keep_gathered: bool = False
+    chunked_loss: bool = False
 
     def __post_init__(self):
         for name in (*DEGREES, "micro_batch", "interleave"):

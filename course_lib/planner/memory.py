@@ -6,7 +6,7 @@ others (2021), arXiv 2104.04473, for the micro-batches in flight.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from course_lib.planner.blocks import Block, Chain, StageBlocks
 from course_lib.planner.calibration import Calibration
@@ -14,6 +14,7 @@ from course_lib.planner.layout import Layout
 
 CONTEXT_BYTES = 1.6e9  # what a process takes on a GPU before its first tensor, in BLOOM's notes
 FLOAT32_LOGITS = 4 + 4  # bytes per number: the loss's float32 copy, and its gradient's
+LOSS_CHUNKS = 8
 
 
 class ByKind:
@@ -77,13 +78,16 @@ def stage_parameters(chain: Chain, stage: int, stages: Sequence[StageBlocks], la
     return whole + split / layout.tensor
 
 
-def kept_bytes(block: Block, layout: Layout) -> float:
-    """Bytes that one micro-batch's forward pass through a block leaves on a device for the backward."""
-    size, share = layout.numbers.compute, layout.micro_batch / layout.sequence
+def kept_bytes(block: Block, layout: Layout, recompute: str | None = None) -> float:
+    """Bytes that one micro-batch's forward pass through a block leaves on a device for the backward.
+
+    recompute  the layout's by default
+    """
+    size, share, recompute = layout.numbers.compute, layout.micro_batch / layout.sequence, recompute or layout.recompute
     norms = layout.tensor if layout.split_norms else 1
-    if layout.recompute == "full" and not block.logits:
+    if recompute == "full" and not block.logits:
         return share * block.inputs * size / norms
-    scores = block.kept_scores if layout.recompute == "none" else 0
+    scores = block.kept_scores if recompute == "none" else 0
     split = (block.kept_split + scores) / layout.tensor
     gathered = block.kept / 2 if layout.split_norms and layout.keep_gathered else 0
     return share * ((block.kept * size + block.masks) / norms + (split + gathered) * size)
@@ -115,9 +119,10 @@ def _temporaries(stage: StageBlocks, layout: Layout) -> float:
     """The most that one block, the loss or a gathered shard needs for a moment."""
     size, share = layout.numbers.compute, layout.micro_batch / layout.sequence
     logits = share * stage.total(lambda block: block.logits) * (size + FLOAT32_LOGITS) / layout.tensor
+    logits /= LOSS_CHUNKS if layout.chunked_loss else 1
     # A block's backward pass holds gradients beside what it keeps, of about half as many numbers at once;
     # when the block is recomputed, what it keeps is there again too.
-    inner = stage.largest(lambda block: kept_bytes(block, replace(layout, recompute="none")))
+    inner = stage.largest(lambda block: kept_bytes(block, layout, "none"))
     inner *= 1.5 if layout.recompute == "full" else 0.5
     # Under ZeRO-3 the next block's parameters are gathered while this one's are in use.
     gathered = 2 * stage.largest(lambda block: block.parameters) * size / layout.tensor if layout.zero == 3 else 0

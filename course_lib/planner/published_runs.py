@@ -15,11 +15,12 @@ from course_lib.errors import CourseError
 from course_lib.planner.calibration import Calibration
 from course_lib.planner.layout import Layout
 from course_lib.planner.memory import memory
-from course_lib.planner.rented_chips import CHIPS, GIB, Chip, Cluster
+from course_lib.planner.rented_chips import CHIPS, GIB, TPU, Chip, Cluster
 from course_lib.planner.step_time import step_time
 from course_lib.planner.transformer import Transformer
 
 PUBLISHED = Path(__file__).with_name("runs.csv")
+SINGLE_NODE = Path(__file__).with_name("vtrain_single.csv")  # small models on one node, with the same columns
 WHOLE = ("layers", "hidden", "heads", "ffn", "vocab", "seq_len")
 NUMBERS = ("params_B", *WHOLE, "n_chips", "dp", "tp", "pp", "microbatch", "global_batch")
 NEEDED = (*NUMBERS, "model", "chip", "cp_or_sp", "recompute", "zero_stage/fsdp", "precision")
@@ -27,6 +28,7 @@ PREDICTED = ("predicted_mem_GiB", "predicted_step_time_s")
 WHY_NOT = "not_predicted_because"
 EXPERTS = re.compile(r"moe|mixtral|deepseek|-a\d+(\.\d+)?b\b")  # as in Qwen3-30B-A3B
 RECOMPUTED = {"full": "full", "selective": "selective", "custom": "selective", "none": "none", "no": "none", "": "none"}
+WHOLE_LOGITS = 16_384  # tokens on a device from which on nobody holds the logits whole
 MOST_APART = 1.5  # parameters that are stated, and those that the dimensions make: embeddings are counted or not
 PLAIN_ENOUGH = 0.05  # another architecture is tried where a plain one misses the parameters by more than this share
 
@@ -78,10 +80,16 @@ def read_run(row: Mapping[str, str]) -> PublishedRun | None:
 
 def predict_row(run: PublishedRun, constants: Calibration) -> tuple[float, float]:
     """Memory in GiB of the fullest device, and seconds of a step."""
-    chain = run.model.chain()
-    need = memory(chain, run.layout, run.global_batch, constants)
-    total = need.total - (need.framework if run.allocated else 0)
-    return total / GIB, step_time(chain, run.cluster, run.layout, run.global_batch, constants).total
+    return row_gib(run, constants), row_seconds(run, constants)
+
+
+def row_gib(run: PublishedRun, constants: Calibration) -> float:
+    need = memory(run.model.chain(), run.layout, run.global_batch, constants)
+    return (need.total - (need.framework if run.allocated else 0)) / GIB
+
+
+def row_seconds(run: PublishedRun, constants: Calibration) -> float:
+    return step_time(run.model.chain(), run.cluster, run.layout, run.global_batch, constants).total
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
@@ -161,9 +169,10 @@ def _number(row: Mapping[str, str], column: str) -> float | None:
 
 
 def _chip(name: str) -> Chip | None:
-    """The chip of a name such as "A100-80GB (Selene)"; the smallest of its kind when the name has no size."""
+    """The chip of a name such as "A100-80GB (Selene)"; the largest of its kind when the name has no size."""
     plain = re.sub(r"\(.*|-sxm\d|(?<=gb).*", "", name.lower()).strip().replace("_", "-").replace(" ", "-")
-    return next((chip for known, chip in CHIPS.items() if known == plain or known.startswith(f"{plain}-")), None)
+    of_kind = [chip for known, chip in CHIPS.items() if known == plain or known.startswith(f"{plain}-")]
+    return max(of_kind, key=lambda chip: chip.memory_bytes, default=None)
 
 
 def _layout(row: Mapping[str, str], number: Mapping[str, float | None], chip: Chip) -> Layout | None:
@@ -183,10 +192,12 @@ def _layout(row: Mapping[str, str], number: Mapping[str, float | None], chip: Ch
         int(number["microbatch"]),
         recompute=_recompute(row["recompute"]),
         zero=_zero(row["zero_stage/fsdp"] or ""),
-        precision=_precision(row["precision"], chip),
+        precision=_precision(row["precision"], chip, f"{row.get('source', '')} {row.get('note', '')}".lower()),
         interleave=int(chunks[1]) if chunks and pipeline > 1 else 1,
-        split_norms=words.startswith("sp"),
+        # Megatron's default since 2023, unless the row says 1.
+        split_norms=words.startswith("sp") or tensor > 1 and chip.family == "hopper" and words.strip() != "1",
         keep_gathered="reduce_scatter" in words,
+        chunked_loss=(number["seq_len"] or 0) / sequence >= WHOLE_LOGITS,
     )
 
 
@@ -205,18 +216,27 @@ def _recompute(text: str) -> str:
     return RECOMPUTED[word]
 
 
-def _precision(text: str, chip: Chip) -> str:
-    """Keras calls amp and float32 weights mixed; plain bf16 and fp16 keep a master copy."""
+def _precision(text: str, chip: Chip, about: str) -> str:
+    """The stack's bytes per parameter, from the words for the precision and what the row says about its source.
+
+    amp and float32 weights are FSDP's, or on a TPU and in MaxText those of one compiled program.
+    """
     words = text.lower()
     if words and not re.search("fp8|float8|fp16|float16|bf16|mixed|amp|fp32|float32|tf32|default", words):
         raise CourseError(f"column precision holds {text.strip()!r}: say fp32, fp16, bf16 or fp8.")
     if re.match(r"\W*(fp32|float32|tf32)", words):
         return "float32"
     if "fp8" in words and "float8" in chip.flops_per_second:
-        return "float8_master"
-    if "fp16" in words or "bfloat16" not in chip.flops_per_second:
+        return "float8_fsdp" if "amp" in words else "float8_megatron"
+    if "bfloat16" not in chip.flops_per_second or "fp16" in words and "bf16" not in words:
         return "float16_master"
-    return "mixed_bfloat16" if "amp" in words or "fp32 weights" in words else "bfloat16_master"
+    if chip.family == TPU or "fp32 weights" in words:
+        return "mixed_bfloat16"
+    if "amp" in words:
+        return "bfloat16_fsdp"
+    if "fp32 grad" in words or "nanotron" in about or "bloom" in about:
+        return "bfloat16_master"
+    return "bfloat16_megatron" if re.search("megatron|nemo", about) else "bfloat16_deepspeed"
 
 
 def _shape(number: Mapping[str, float | None]) -> dict | None:

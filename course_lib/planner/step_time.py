@@ -15,6 +15,8 @@ from course_lib.planner.layout import Layout
 from course_lib.planner.memory import FLOAT32_LOGITS, ByKind, boundary_bytes, kept_bytes, stage_parameters
 from course_lib.planner.rented_chips import TPU, Cluster
 
+CORNER = 4  # of the curve between two times of which the larger counts
+
 
 @dataclass(frozen=True)
 class StepTime(ByKind):
@@ -25,12 +27,12 @@ class StepTime(ByKind):
     tensor    sums over a tensor-parallel or a sequence-parallel group
     data      gradients, and parameters under ZeRO-3, that the backward pass does not hide
     bubble    waiting for the pipeline to fill and to drain, sending between its stages, and for its slowest stage
-    overhead  starting the step, on a machine where that was measured
+    overhead  what starting operations takes beyond their work; on this machine, starting the step
     input     waiting for data
     """
 
-    compute: float
-    memory: float
+    compute: float = 0.0
+    memory: float = 0.0
     tensor: float = 0.0
     data: float = 0.0
     bubble: float = 0.0
@@ -44,19 +46,32 @@ def step_time(chain: Chain, cluster: Cluster, layout: Layout, global_batch: int,
     Raises  CourseError for a batch that does not divide, more stages than layers, or a precision that the chip lacks
     """
     stages, m, p = chain.stages(layout.pipeline), layout.micro_batches(global_batch), layout.pipeline
-    passes = [_stage(stage, cluster, layout, constants) for stage in stages]
-    slowest = max(passes, key=lambda stage: stage.total)
-    mean = sum(stage.total for stage in passes) / p
+    times = {stage.shape: _stage(stage, cluster, layout, constants) for stage in {s.shape: s for s in stages}.values()}
+    slowest = max(times.values(), key=lambda stage: stage.total)
+    mean = sum(times[stage.shape].total for stage in stages) / p
     hop = _hop(stages, cluster, layout, constants)
+    # One chunk's hop is hidden behind another's work; without interleaving the next stage waits for it.
+    waits = hop if layout.interleave == 1 else max(0.0, hop - slowest.total)
     parameters = max(stage_parameters(chain, stage, stages, layout) for stage in range(p))
     update = parameters * 2 * (layout.numbers.master + 4 * chain.slots + 4) / (layout.replicas if layout.zero else 1)
     return StepTime(
         compute=m * slowest.compute,
         memory=m * slowest.memory + update / cluster.chip.read_per_second,
         tensor=m * slowest.tensor,
-        data=_gradients(parameters, cluster, layout, m) * constants.data_exposed / constants.link,
-        bubble=m * hop + (p - 1) / layout.interleave * (mean + hop),
+        data=_exposed(_gradients(parameters, cluster, layout, m) / constants.link, slowest.total, m, layout, constants),
+        bubble=m * waits + (p - 1) / layout.interleave * (mean + hop),
+        overhead=m * slowest.overhead,
     )
+
+
+def _exposed(sending: float, micro_batch: float, m: int, layout: Layout, constants: Calibration) -> float:
+    """Seconds of data-parallel communication that work does not hide.
+
+    Of a share nothing is hidden. The rest hides behind the whole step under ZeRO-3, which gathers and scatters all
+    the time, and otherwise behind the last micro-batch's backward pass, two thirds of its time.
+    """
+    room = m * micro_batch if layout.zero == 3 else 2 / 3 * micro_batch
+    return max(constants.data_exposed * sending, sending - room)
 
 
 def with_input(step: StepTime, global_batch: int, examples_per_second: float) -> StepTime:
@@ -66,14 +81,21 @@ def with_input(step: StepTime, global_batch: int, examples_per_second: float) ->
 
 
 def _stage(stage: StageBlocks, cluster: Cluster, layout: Layout, constants: Calibration) -> StepTime:
-    """One micro-batch through one stage."""
+    """One micro-batch through one stage; `overhead` is what starting operations adds to their work."""
     parts = [(_block(block, cluster, layout, constants), times) for block, times in stage.runs]
-    kinds = ("compute", "memory", "tensor")
-    return StepTime(*(sum(times * getattr(part, kind) for part, times in parts) for kind in kinds))
+    kinds = ("compute", "memory", "tensor", "overhead")
+    work = StepTime(**{kind: sum(times * getattr(part, kind) for part, times in parts) for kind in kinds})
+    done, starts = work.total - work.overhead, work.overhead
+    # The host starts operations while the chip works, so the slower of both counts, with a soft corner: within a
+    # stage some operations wait for the host and others for the chip.
+    return replace(work, overhead=(done**CORNER + starts**CORNER) ** (1 / CORNER) - done)
 
 
 def _block(block: Block, cluster: Cluster, layout: Layout, constants: Calibration) -> StepTime:
-    """One micro-batch through one block: forward once, backward twice the work, and forward again to recompute."""
+    """One micro-batch through one block: forward once, backward twice the work, and forward again to recompute.
+
+    Returns  its work by kind, and as `overhead` the seconds that starting its operations takes
+    """
     rate, read = _matrix_rate(cluster, layout.numbers.format, constants), cluster.chip.read_per_second
     examples = layout.micro_batch / layout.sequence / layout.tensor
     passes = 4 if layout.recompute == "full" and not block.logits else 3  # the output layer is not recomputed
@@ -83,16 +105,27 @@ def _block(block: Block, cluster: Cluster, layout: Layout, constants: Calibratio
     else:
         kind = "bfloat16" if layout.numbers.format == "float8" else layout.numbers.format  # attention avoids float8
         scores *= passes / (cluster.chip.flops_per_second[kind] * constants.attention)
-    kept = kept_bytes(block, replace(layout, recompute="none"))
+    kept = kept_bytes(block, layout, "none")
     logits = examples * block.logits * (layout.numbers.compute + FLOAT32_LOGITS)
     traffic = constants.traffic_tpu if cluster.chip.family == TPU else constants.traffic
     ring = _ring(block, cluster, layout, constants)
+    # An all-reduce in the forward pass has one in the backward, and is done again when the forward is.
+    sums = 2 * (passes - 1) if block.exchanged and layout.tensor > 1 else 0
     return StepTime(
         compute=examples * block.flops * passes / rate + scores,
         memory=(kept * passes + logits) * traffic / read,
-        # An all-reduce in the forward pass has one in the backward, and is done again when the forward is.
-        tensor=_all_reduce(block.exchanged, cluster, layout, constants) * (passes - 1) + max(0.0, ring - scores),
+        tensor=_all_reduce(block.exchanged, cluster, layout, constants) * (passes - 1)
+        + sums * constants.latency
+        + max(0.0, ring - scores),
+        overhead=block.operations * passes * _launch(cluster, layout, constants),
     )
+
+
+def _launch(cluster: Cluster, layout: Layout, constants: Calibration) -> float:
+    """Seconds between the starts of two operations; a TPU runs a whole step without its host."""
+    if cluster.chip.family == TPU:
+        return 0.0
+    return constants.launch if layout.numbers.eager else constants.launch_compiled
 
 
 def _matrix_rate(cluster: Cluster, kind: str, constants: Calibration) -> float:

@@ -6,11 +6,15 @@ of a GPT block in half precision are 16 numbers per token and unit of width, and
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from course_lib.errors import CourseError
 from course_lib.planner.blocks import Block, Chain
 
 MOST_LAYERS, MOST = 10_000, 10**8
+# Kernels of a layer's forward pass, when what can be fused is: two norms, four products with what lies between
+# (splitting heads, positions, the attention, its transposed result), an activation function, two residuals.
+LAYER_OPERATIONS = 20
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Transformer:
     def parameters(self) -> int:
         return self.chain().parameters
 
+    @lru_cache(maxsize=1024)  # noqa: B019
     def chain(self) -> Chain:
         """The blocks of one example: embedding, l times attention and feed-forward layer, output layer."""
         tokens, table = self.sequence_length, self.vocabulary * self.hidden
@@ -91,6 +96,7 @@ class Transformer:
             kept_scores=0 if self.flash else scores * (2.5 if self.dropout else 1),
             masks=2 * s * h if self.dropout else 0,
             inputs=s * h,
+            operations=LAYER_OPERATIONS,
             exchanged=2 * s * h,
             keys=2 * s * h * keys,
         )
