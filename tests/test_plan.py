@@ -391,7 +391,7 @@ def test_a_slice_that_does_not_exist_is_refused():
     assert planner.predict(small, planner.Cluster(v5p, 512), planner.Layout(512), 512).memory.total
 
 
-@pytest.mark.parametrize("optimizer, slots", [("adam", 2), ("lion", 1), ("sgd", 0)])
+@pytest.mark.parametrize("optimizer, slots", [("adam", 2), ("adam8bit", 0.5), ("lion", 1), ("sgd", 0)])
 def test_the_optimizer_counts_for_a_transformer_by_numbers(optimizer, slots, capsys):
     call = ["plan", "llama2-7b", "--chip", "a100-80gb", "--batch", "1", "--optimizer", optimizer, "--json"]
     main(call)
@@ -401,7 +401,7 @@ def test_the_optimizer_counts_for_a_transformer_by_numbers(optimizer, slots, cap
 
 def test_another_optimizer_of_a_transformer_by_numbers_gets_one_clear_line(capsys):
     assert main(["plan", "llama2-7b", "--chip", "a100-80gb", "--batch", "1", "--optimizer", "shampoo"]) == 2
-    assert "the planner knows the optimizers adam, adamw, lion, momentum, rmsprop, sgd" in capsys.readouterr().err
+    assert "the planner knows the optimizers adam, adamw, adam8bit, lion, lion8bit, momentum" in capsys.readouterr().err
 
 
 def test_frozen_weights_are_held_without_gradients_and_slots():
@@ -519,7 +519,7 @@ def test_a_table_comes_back_with_predictions(tmp_path, capsys):
         ({"global_batch": "2049"}, "global_batch is 2049, which 8 x microbatch, 16, does not divide."),
         ({"params_B": "70"}, "params_B is 70, and the dimensions make 150 billion parameters."),
         ({"tp": "5", "n_chips": "480"}, "tp is 5, which does not divide 112 heads."),
-        ({"chip": "RTX 4090"}, "no chip is called 'RTX 4090'"),
+        ({"chip": "RTX 5090"}, "no chip is called 'RTX 5090'"),
         ({"chip": ""}, "it names no chip"),
         ({"model": "Qwen3-30B-A3B"}, "mixtures of experts are not planned"),
         ({"vocab": "", "seq_len": ""}, "it does not say vocab, seq_len"),
@@ -630,10 +630,54 @@ GIVEN = ("llama2-7b", "--chip", "h100-80gb", "--chips", "8", "--batch", "64")
         (("--table", "missing.csv", "--out", "x.csv"), "missing.csv cannot be read"),
         (("llama2-7b", "--batch", "8"), "a transformer by numbers is planned for a chip: add --chip"),
         (("--table", "missing.csv"), "both --table IN.csv and --out OUT.csv"),
+        (("layers=2,hidden=64,hidden=8", "--chip", "t4", "--batch", "2"), "hidden is given twice, as 64 and as 8"),
+        (
+            ("llama2-7b", "--chip", "t4", "--batch", "9" * 20),
+            "--batch must be a whole number between 1 and 1,000,000,000",
+        ),
+        ((*GIVEN, "--pipeline", "8", "--zero", "3"), "ZeRO-3 divides its states over replicas, and there is one"),
+        (("llama2-7b", "--tflops", "100", "--batch", "8"), "a chip of your own also needs --memory-gib, --read-gbs"),
+        ((*GIVEN, "--memory-gib", "-1"), "--memory-gib must be a number above 0"),
+        ((*GIVEN, "--per-node", "2.5"), "--per-node must be a number above 0, and a whole one of chips"),
+        ((*GIVEN, "--tokens", "nan"), "--tokens is a number above 0"),
+        ((*GIVEN, "--price", "2"), "--price is a number of at least 0, and counts for --tokens"),
     ],
 )
 def test_a_mistake_gets_one_line(capsys, arguments, words):
     assert words in refused(capsys, *arguments)
+
+
+OWN = ("--tflops", "200", "--memory-gib", "64", "--read-gbs", "1000", "--link-within", "50", "--per-node", "4")
+
+
+def test_a_chip_of_your_own_is_what_its_figures_say(capsys):
+    """Twice the operations and half the traffic of a chip take half of each time; a link twice as fast half of its."""
+    call = ("plan", "llama2-7b", "--chips", "4", "--batch", "4", "--tensor", "4", "--json")
+    main([*call, *OWN])
+    first = json.loads(capsys.readouterr().out)
+    main([*call, *OWN, "--tflops", "400", "--read-gbs", "2000", "--link-within", "100"])
+    second = json.loads(capsys.readouterr().out)
+    assert first["chip"] == "your chip" and first["memory_bytes"] == second["memory_bytes"]
+    for kind in ("compute", "memory"):
+        assert second["step_seconds"][kind] == pytest.approx(first["step_seconds"][kind] / 2)
+    assert second["step_seconds"]["tensor"] < first["step_seconds"]["tensor"]
+    assert main(["plan", "llama2-7b", "--batch", "1", *OWN[:3], "200", *OWN[4:]]) == 0  # 200 GiB: it fits
+    assert "of 200 GiB" in capsys.readouterr().out
+
+
+def test_an_option_changes_one_figure_of_a_known_chip(capsys):
+    main(["plan", *GIVEN, "--data", "8", "--zero", "3", "--memory-gib", "300"])
+    assert "of 300 GiB" in capsys.readouterr().out
+
+
+def test_hours_and_cost_of_a_training(capsys):
+    """64 examples of 4,096 tokens a step; 8 chips."""
+    one = ("--data", "8", "--zero", "3", "--micro-batch", "1", "--tokens", "1e9", "--price", "2", "--json")
+    main(["plan", *GIVEN, *one])
+    answer = json.loads(capsys.readouterr().out)
+    hours = 1e9 / (64 * 4096) * answer["step_seconds"]["total"] / 3600
+    words = f"1e+09 tokens: {hours:,.3g} hours"
+    assert answer["training"].startswith(words) and answer["training"].endswith(f"at 2 each {hours * 8 * 2:,.3g}")
 
 
 def test_a_table_without_its_columns_is_refused(tmp_path, capsys):

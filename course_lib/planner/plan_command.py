@@ -20,7 +20,7 @@ from course_lib.planner.layout_search import search, splits_norms
 from course_lib.planner.measured_machine import this_machine
 from course_lib.planner.prediction import predict
 from course_lib.planner.published_runs import NEEDED, PREDICTED, WHY_NOT, fill, read_table
-from course_lib.planner.rented_chips import CHIPS, Cluster, find_chip
+from course_lib.planner.rented_chips import CHIPS, GIB, OWN, Cluster, find_chip
 from course_lib.planner.transformer import Transformer
 
 EXAMPLE = "course plan gpt3-175b --chip a100-80gb --chips 1024 --batch 1536"
@@ -36,7 +36,19 @@ MODELS = {
     "llama3-405b": Transformer(126, 16384, 128, 128256, 8192, 53248, 8, **LLAMA),
 }
 BY_NUMBERS = "layers=48,hidden=6144,heads=64,vocabulary=51200,sequence_length=2048"
-SLOTS = {"adam": 2, "adamw": 2, "lion": 1, "momentum": 1, "rmsprop": 1, "sgd": 0}  # numbers kept per parameter
+# Float32 numbers kept per parameter. 8-bit Adam's two take a byte each (Dettmers and others 2021, arXiv 2110.02861);
+# Adafactor keeps a row and a column for a matrix (Shazeer & Stern 2018), next to nothing.
+SLOTS = {"adam": 2, "adamw": 2, "adam8bit": 2 / 4, "lion": 1, "lion8bit": 1 / 4, "momentum": 1, "rmsprop": 1}
+SLOTS |= {"adafactor": 0, "sgd": 0}
+MOST_EXAMPLES = 10**9
+OWN_CHIP = {
+    "tflops": ("TFLOPS", "10^12 operations a second in half precision, dense"),
+    "memory_gib": ("GIB", "its memory"),
+    "read_gbs": ("GB/S", "between its memory and the chip"),
+    "link_within": ("GB/S", "that it sends inside its node; PCIe's 25 by default"),
+    "link_between": ("GB/S", "that it sends to other nodes; 100 gigabit/s by default"),
+    "per_node": ("CHIPS", "chips of a node; 8 by default"),
+}
 ONE_LAYOUT = {"micro_batch": None, "recompute": "none", "zero": 0, "interleave": 1}  # a search tries these itself
 
 
@@ -47,7 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("model", nargs="?", help=f'{", ".join(MODELS)}, numbers such as "{BY_NUMBERS}", or {own}')
     add("--chip", help=f"{', '.join(CHIPS)}; without it, this machine")
     add("--chips", type=int, default=1, help="their number")
+    for name, (unit, meaning) in OWN_CHIP.items():
+        add(f"--{name.replace('_', '-')}", type=float, metavar=unit, help=f"of a chip of your own: {meaning}")
     add("--batch", type=int, help="examples of the global batch")
+    add("--tokens", type=float, help="of the whole training, for its hours; of a transformer by numbers")
+    add("--price", type=float, help="of a chip's hour, for the training's cost")
     for degree in DEGREES:
         add(f"--{degree}", type=int, help="devices; any of these four asks for one layout, none for a search")
     micro_batch = "examples of one replica at a time; its whole share by default, and 1 in a pipeline"
@@ -55,7 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--recompute", choices=RECOMPUTE, default="none", help="in the backward pass")
     add("--zero", type=int, choices=ZERO, default=0, help="ZeRO stage; 3 is FSDP")
     add("--interleave", type=int, default=1, help="chunks of the model per pipeline stage")
-    precision = f"one of {', '.join(PRECISIONS)}; the chip's usual one by default"
+    sizes = ", ".join(f"{name} {one.adam_bytes}" for name, one in PRECISIONS.items())
+    precision = f"a stack's formats, with its bytes per parameter with Adam: {sizes}; Keras' for the chip by default"
     add("--precision", choices=PRECISIONS, metavar="POLICY", help=precision)
     add("--optimizer", default="adam", help=f"{', '.join(SLOTS)}; of a Keras model any that Keras knows")
     fed = "what the input pipeline delivers; enough by default"
@@ -74,9 +91,10 @@ def plan(arguments: argparse.Namespace) -> int:
     batch, fed = arguments.batch, arguments.examples_per_second
     if not arguments.model or batch is None:
         raise CourseError(f"name a model and its global batch, as in: {EXAMPLE}")
-    if batch < 1 or not 0 <= fed < math.inf:
+    if not 1 <= batch <= MOST_EXAMPLES or not 0 <= fed < math.inf:
         raise CourseError(
-            "--batch must be a whole number of at least 1, and --examples-per-second a number of at least 0."
+            f"--batch must be a whole number between 1 and {MOST_EXAMPLES:,}, and --examples-per-second a number of "
+            "at least 0."
         )
     cluster = _cluster(arguments)  # before the model: devices are simulated before a framework starts
     model = _model(arguments.model, arguments.optimizer)
@@ -92,7 +110,9 @@ def plan(arguments: argparse.Namespace) -> int:
             )
         answer = search(model, cluster, batch, precision=arguments.precision, examples_per_second=fed)
         fits, drawn = answer.best is not None, [one for one in (answer.best, answer.runner_up) if one]
-    print(json.dumps(answer.as_dict(), indent=2) if arguments.json else answer)
+    training = _training(arguments, model, answer)
+    given = {**answer.as_dict(), "training": training} if training else answer.as_dict()
+    print(json.dumps(given, indent=2) if arguments.json else "\n".join(filter(None, [repr(answer), training])))
     if arguments.picture and drawn:
         from course_lib import show
 
@@ -173,6 +193,8 @@ def _by_numbers(text: str) -> Transformer:
             raise CourseError(f"a transformer has no {name!r}; it has {', '.join(known)}.")
         if not value.isdecimal() and value.lower() not in ("true", "false"):
             raise CourseError(f"{name} must be a whole number, or true or false, not {value!r}.")
+        if name in numbers:
+            raise CourseError(f"{name} is given twice, as {numbers[name]} and as {value}.")
         numbers[name] = int(value) if value.isdecimal() else value.lower() == "true"
     missing = [name for name in ("layers", "hidden", "heads", "vocabulary", "sequence_length") if name not in numbers]
     if missing:
@@ -183,13 +205,54 @@ def _by_numbers(text: str) -> Transformer:
 def _cluster(arguments: argparse.Namespace) -> Cluster:
     if arguments.chips < 1:
         raise CourseError(f"--chips must be a whole number of at least 1, not {arguments.chips}.")
+    own = {name: getattr(arguments, name) for name in OWN_CHIP if getattr(arguments, name) is not None}
     if arguments.chip:
-        return Cluster(find_chip(arguments.chip), arguments.chips)
+        return Cluster(replace(find_chip(arguments.chip), **_figures(own)), arguments.chips)
+    if own:
+        if missing := [f"--{name.replace('_', '-')}" for name in list(OWN_CHIP)[:3] if name not in own]:
+            raise CourseError(f"a chip of your own also needs {', '.join(missing)}.")
+        return Cluster(replace(OWN, **_figures(own)), arguments.chips)
     if arguments.model in MODELS or "=" in arguments.model:
         some = "a100-40gb, a100-80gb, h100-80gb, h200-141gb"
         raise CourseError(f"a transformer by numbers is planned for a chip: add --chip, such as {some}.")
     devices.simulate(arguments.chips)
     return this_machine(arguments.chips)
+
+
+def _figures(own: dict[str, float]) -> dict:
+    """What the options for a chip say, as fields of a Chip."""
+    for name, value in own.items():
+        if not 0 < value < math.inf or name == "per_node" and value % 1:
+            raise CourseError(f"--{name.replace('_', '-')} must be a number above 0, and a whole one of chips.")
+    fields = {"memory_bytes": ("memory_gib", GIB), "read_per_second": ("read_gbs", 1e9)}
+    fields |= {"within": ("link_within", 1e9), "between": ("link_between", 1e9)}
+    found = {field: own[name] * unit for field, (name, unit) in fields.items() if name in own}
+    if "tflops" in own:
+        half = own["tflops"] * 1e12
+        found["flops_per_second"] = {"bfloat16": half, "float16": half, "float32": half / 2}
+    return found | ({"per_node": int(own["per_node"])} if "per_node" in own else {})
+
+
+def _training(arguments: argparse.Namespace, model: Transformer | Chain, answer) -> str | None:
+    """Hours and cost of a whole training, in one line."""
+    best = getattr(answer, "best", answer)
+    if arguments.price is not None and not (arguments.tokens and 0 <= arguments.price < math.inf):
+        raise CourseError("--price is a number of at least 0, and counts for --tokens of a whole training.")
+    if arguments.tokens is None or best is None:
+        return None
+    if not isinstance(model, Transformer) or not 0 < arguments.tokens < math.inf:
+        raise CourseError("--tokens is a number above 0, and counts for a transformer by numbers.")
+    steps = arguments.tokens / (arguments.batch * model.sequence_length)
+    low, hours, high = (seconds * steps / 3600 for seconds in _around(best))
+    chip_hours = hours * best.cluster.chips
+    line = (
+        f"{arguments.tokens:,.3g} tokens: {hours:,.3g} hours ({low:,.3g} to {high:,.3g}), {chip_hours:,.3g} of a chip"
+    )
+    return line + (f", at {arguments.price:g} each {chip_hours * arguments.price:,.3g}" if arguments.price else "")
+
+
+def _around(one) -> tuple[float, float, float]:
+    return one.step_interval[0], one.step.total, one.step_interval[1]
 
 
 def _layout(arguments: argparse.Namespace, cluster: Cluster) -> Layout:
@@ -198,6 +261,10 @@ def _layout(arguments: argparse.Namespace, cluster: Cluster) -> Layout:
     micro_batch = arguments.micro_batch
     if micro_batch is None:
         micro_batch = max(1, arguments.batch // max(1, degrees["data"])) if degrees["pipeline"] == 1 else 1
+    if arguments.zero and degrees["data"] * degrees["sequence"] == 1:
+        raise CourseError(
+            f"ZeRO-{arguments.zero} divides its states over replicas, and there is one: add --data or leave it out."
+        )
     return Layout(
         **degrees,
         micro_batch=micro_batch,

@@ -15,6 +15,7 @@ from course_lib.planner.transformer import Transformer
 from course_lib.table import Table
 
 Interval = tuple[float, float]
+NOTHING = 1e-5  # a share of the step that is not shown
 # For what the TPU's compiler keeps, see tpu_memory.py: twice a GPU's for the model that it was read for.
 AS_ON_A_GPU = "Activations are counted as on a GPU; a TPU's compiler may keep twice as much: `course compile` asks it."
 
@@ -111,7 +112,8 @@ class Prediction:
         rows = [(kind, in_bytes(size), f"{size / room:.0%}") for kind, size in self.memory.kinds.items() if size]
         low, high = map(in_bytes, self.memory_interval)
         rows.append(("memory in all", in_bytes(total), f"of {in_bytes(room)}, {low} to {high}: {self.verdict}"))
-        rows += [(kind, in_seconds(time), f"{time / step:.0%}") for kind, time in self.step.kinds.items() if time]
+        times = [(kind, time) for kind, time in self.step.kinds.items() if time > NOTHING * step]
+        rows += [(kind, in_seconds(time), f"{time / step:.0%}") for kind, time in times]
         low, high = map(in_seconds, self.step_interval)
         model = f"{self.model_flops_share:.0%} of the peak for the model"
         rows.append(("step in all", in_seconds(step), f"{low} to {high}; {model}"))

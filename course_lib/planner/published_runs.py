@@ -28,6 +28,7 @@ PREDICTED = ("predicted_mem_GiB", "predicted_step_time_s")
 WHY_NOT = "not_predicted_because"
 EXPERTS = re.compile(r"moe|mixtral|deepseek|-a\d+(\.\d+)?b\b")  # as in Qwen3-30B-A3B
 RECOMPUTED = {"full": "full", "selective": "selective", "custom": "selective", "none": "none", "no": "none", "": "none"}
+USUAL = {"v100": "v100-32gb", "a100": "a100-80gb", "h100": "h100-80gb"}  # the most sold
 WHOLE_LOGITS = 16_384  # tokens on a device from which on nobody holds the logits whole
 MOST_APART = 1.5  # parameters that are stated, and those that the dimensions make: embeddings are counted or not
 PLAIN_ENOUGH = 0.05  # another architecture is tried where a plain one misses the parameters by more than this share
@@ -169,10 +170,10 @@ def _number(row: Mapping[str, str], column: str) -> float | None:
 
 
 def _chip(name: str) -> Chip | None:
-    """The chip of a name such as "A100-80GB (Selene)"; the largest of its kind when the name has no size."""
+    """The chip of a name such as "A100-80GB (Selene)", and the usual one of its kind when the name has no size."""
     plain = re.sub(r"\(.*|-sxm\d|(?<=gb).*", "", name.lower()).strip().replace("_", "-").replace(" ", "-")
-    of_kind = [chip for known, chip in CHIPS.items() if known == plain or known.startswith(f"{plain}-")]
-    return max(of_kind, key=lambda chip: chip.memory_bytes, default=None)
+    plain = USUAL.get(plain, plain.replace("rtx-", "rtx"))
+    return next((chip for known, chip in CHIPS.items() if known == plain or known.startswith(f"{plain}-")), None)
 
 
 def _layout(row: Mapping[str, str], number: Mapping[str, float | None], chip: Chip) -> Layout | None:

@@ -75,7 +75,7 @@ class Cluster:
 def _gpu(name, family, gib, read, within, between, page, per_node=8, **tera: float) -> Chip:
     """tera: 10^12 flops per second by format; read, within, between: 10^9 bytes per second, one direction."""
     rates = {kind: rate * 1e12 for kind, rate in tera.items()}
-    source = f"https://www.nvidia.com/en-us/data-center/{page}/"
+    source = f"https://www.nvidia.com/en-us/{page if page.startswith('geforce') else f'data-center/{page}'}/"
     return Chip(name, family, gib * GIB, rates, read * 1e9, per_node, within * 1e9, between * 1e9, source)
 
 
@@ -104,10 +104,20 @@ CHIPS = {
         _gpu("a100-80gb", "ampere", 80, 2039, 300, 25, "a100", **AMPERE),
         _gpu("h100-80gb", "hopper", 79.6, 3350, 450, 50, "h100", **HOPPER),
         _gpu("h200-141gb", "hopper", 140.4, 4800, 450, 50, "h200", **HOPPER),
+        _gpu("h100-96gb", "hopper", 95.6, 4000, 450, 50, "grace-hopper-superchip", **HOPPER),
         _gpu("b200-180gb", "hopper", 179, 8000, 900, 50, "dgx-b200", **BLACKWELL),
+        _gpu("gb200-186gb", "hopper", 185, 8000, 900, 50, "gb200-nvl72", 72, **BLACKWELL),
+        _gpu("l40s-48gb", "ampere", 44.5, 864, 32, 25, "l40s", float32=183, bfloat16=362, float16=362, float8=733),
+        # Consumer cards: dense products that sum in float32 (NVIDIA's Ampere and Ada architecture papers); no NVLink.
+        _gpu("rtx3090-24gb", "ampere", 24, 936, 16, 3.2, "geforce", 4, float32=35.6, bfloat16=71, float16=71),
+        _gpu("rtx4090-24gb", "ampere", 24, 1008, 16, 3.2, "geforce", 4, float32=82.6, bfloat16=165.2, float16=165.2),
         *map(_tpu, TPUS.values()),
     )
 }
+
+
+# Where a user's own chip begins: the family of most GPUs, PCIe 4 inside a node, 100 gigabit/s between nodes.
+OWN = Chip("your chip", "ampere", 0, {}, 0, 8, 25e9, 12.5e9, "your own figures")
 
 
 def slice_sizes(chip: Chip) -> list[int]:
@@ -121,7 +131,7 @@ def find_chip(name: str) -> Chip:
 
     Raises  CourseError for an unknown name, with the names nearest to it
     """
-    plain = name.lower().replace("_", "-").replace(" ", "-")
+    plain = name.lower().replace("_", "-").replace(" ", "-").replace("rtx-", "rtx")
     if plain not in CHIPS:
         close = difflib.get_close_matches(plain, CHIPS, n=3, cutoff=0.4)
         near = close or [known for known in CHIPS if plain[:2] in known] or list(CHIPS)
