@@ -21,7 +21,7 @@ from course_lib.exercises.question import Mistake, Question
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(__file__).with_name("recorded_mistakes")
-PROBES = ROOT / "course_lib" / "exercises" / "probes"
+EXERCISES = ROOT / "course_lib" / "exercises"
 SEED = 0
 
 
@@ -30,19 +30,34 @@ def long_questions(exercise: str) -> list[Question]:
 
 
 def source_digest(exercise: str, question: Question, mistake: Mistake) -> str:
-    """Of what the answers depend on, whatever its layout and comments: the probes, and the mistake itself."""
-    module, others = (
-        judges.MODULES[exercise],
-        [name for name in judges.MODULES.values() if name != judges.MODULES[exercise]],
-    )
-    probes = sorted(path for path in PROBES.glob("*.py") if not path.name.startswith(tuple(others)))
+    """Of what the answers depend on, whatever its layout and comments: the probes, what they import from probes and
+    from what is given, and the mistake itself.
+    """
+    module = judges.MODULES[exercise]
     wrong = Path(__file__).parent / "wrong_answers" / f"{module}.py"
     if mistake.edit:
         sources = [question.answer.before, published.edited(question.answer.source, mistake.edit)]
     else:
         sources = [wrong.read_text()] if not mistake.wrong else []
-    trees = [ast.dump(_without_docstrings(ast.parse(text))) for text in [*map(Path.read_text, probes), *sources]]
+    modules, left = {}, [path.read_text() for path in sorted(EXERCISES.glob(f"probes/{module}*.py"))] + sources
+    texts = list(left)
+    while left:
+        new = {path: path.read_text() for path in _imports(left.pop()) if path not in modules}
+        modules |= new
+        left += new.values()
+    texts += [modules[path] for path in sorted(modules)]
+    trees = [ast.dump(_without_docstrings(ast.parse(text))) for text in texts]
     return hashlib.sha256("\0".join(trees).encode()).hexdigest()
+
+
+def _imports(source: str) -> list[Path]:
+    """The modules of probes and of what is given that a source imports."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("course_lib.exercises"):
+            found += [node.module, *(f"{node.module}.{name.name}" for name in node.names)]
+    places = [ROOT.joinpath(*name.split(".")).with_suffix(".py") for name in found]
+    return [path for path in places if path.parent.name in ("probes", "given") and path.exists()]
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:

@@ -17,7 +17,8 @@ from course_lib.planner.step_time import StepTime, step_time, with_input
 
 GIB = 2**30
 A100 = planner.find_chip("a100-80gb")
-PLAIN = replace(planner.fitted(), data_exposed=1, link=1)  # every byte travels at the link's peak, and nothing hides it
+# Every byte travels at the link's peak, nothing hides it, and to start something takes no time.
+PLAIN = replace(planner.fitted(), data_exposed=1, link=1, launch=0, launch_compiled=0, latency=0)
 HAND = Calibration(
     {"ampere": 0.5, "hopper": 0.5, "tpu": 0.5},
     float8=0.25,
@@ -26,6 +27,8 @@ HAND = Calibration(
     traffic_tpu=2,
     link=0.5,
     data_exposed=0.25,
+    launch=0,
+    latency=0,
     fragmentation=2,
     framework_bytes=5e9,
 )
@@ -75,7 +78,8 @@ def test_attention_avoids_float8_and_a_tpu_moves_less(chip, precision, kind, siz
         ("tensor", {"exchanged": 600}, "tensor", 1),
         ("tensor", {"keys": 600}, "sequence", 1),
         ("bubble", {"inputs": 600}, "pipeline", 1),
-        ("data", {"parameters": 1200}, "data", 0.25),  # the backward pass hides the rest
+        ("data", {"parameters": 1200}, "data", 1),  # there is no work that could hide it
+        ("data", {"parameters": 1200, "flops": 1e12}, "data", 0.25),  # the backward pass hides the rest
     ],
 )
 def test_collectives_at_half_of_the_links_peak_take_twice_as_long(kind, sizes, degree, share):
@@ -162,6 +166,7 @@ def test_a_transformers_blocks_by_hand():
         inputs=24,
         exchanged=2 * 24,
         keys=2 * 24,
+        operations=20,
     )
     plain = planner.Transformer(2, 8, 4, 10, 3, flash=False, dropout=True)
     assert plain.chain() == Chain("transformer", (embedding, layer, layer, head), 2, 2, 80, 4)
