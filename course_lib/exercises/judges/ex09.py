@@ -307,17 +307,32 @@ def _returned(answers, seed, of_bad):
 
 
 def _counted(*counts):
-    """Recognise a right first step, and that every replica returns these numbers after the first steps."""
-    first_is_right = _first_step_is(lambda run: 1)
-    return lambda answers, seed: (
-        first_is_right(answers, seed)
-        and all(one == count for step, count in zip(answers["steps"], counts) for one in step["returned"])
-    )
+    """Recognise a right first step, and that every replica returns these numbers and halves its scale at each."""
+    first_is_right, halvings = _first_step_is(lambda run: 1), np.cumsum(np.array(counts) > 0)
+
+    def recognise(answers, seed):
+        scale, steps = _run_of(answers, seed)["scale"], list(zip(answers["steps"], counts, halvings))
+        returned = all(one == count for step, count, _ in steps for one in step["returned"])
+        return (
+            first_is_right(answers, seed)
+            and returned
+            and all(one == scale / 2**number for step, _, number in steps for one in step["scales"])
+        )
+
+    return recognise
 
 
 def _mean_returned(answers, seed):
     pairs = zip(answers["steps"], _run_of(answers, seed)["bad"], strict=True)
     return all(abs(one - bad / len(step["returned"])) < FLOAT32 for step, bad in pairs for one in step["returned"])
+
+
+def _quartered(answers, seed):
+    """Whether each overflow that it saw made the scale a quarter; the smaller scale then spares it a later one."""
+    halvings = np.cumsum([max(step["returned"]) > 0 for step in answers["steps"]])
+    scale = _run_of(answers, seed)["scale"]
+    steps = zip(answers["steps"], halvings)
+    return halvings[-1] > 0 and all(one == scale / 4**number for step, number in steps for one in step["scales"])
 
 
 def _poisoned(answers):
@@ -341,6 +356,7 @@ OVERFLOW = question(
     recognise={
         "a branch": lambda answers, seed: "`merge_call` called while defining" in answers["stopped"]["error"],
         "infinity passes": lambda answers, seed: _poisoned(answers) and not any(answers["steps"][1]["returned"]),
+        "halved twice": _quartered,
         "last gradient alone": _counted(0, 1, 0, 2, 1, 1, 0),
         "first replica asked": lambda answers, seed: _poisoned(answers),
         "NaN passes": _counted(0, 1, 0, 2, 0),
@@ -354,11 +370,6 @@ OVERFLOW = question(
         "whether any": lambda answers, seed: _returned(answers, seed, lambda bad: min(bad, 1)),
         "mean of the flags": _mean_returned,
         "tensors counted": _counted(0, 2, 0, 4, 2, 1, 1, 0),
-        "halved twice": lambda answers, seed: all(
-            scale == _run_of(answers, seed)["scale"] / 4**halvings
-            for step, halvings in zip(answers["steps"], np.cumsum(np.array(_run_of(answers, seed)["bad"]) > 0))
-            for scale in step["scales"]
-        ),
         "own replica alone": lambda answers, seed: all(
             sum(step["returned"]) == bad for step, bad in zip(answers["steps"], _run_of(answers, seed)["bad"])
         ),

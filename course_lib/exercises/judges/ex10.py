@@ -162,7 +162,7 @@ def _refused_alone(answers, seed):
 
 _LAYOUT = {
     **dict.fromkeys(("data", "tensor", "pipeline", "sequence", "micro_batch", "interleave"), forms.count),
-    **dict.fromkeys(("split_norms", "keep_gathered"), forms.flag),
+    **dict.fromkeys(("split_norms", "keep_gathered", "chunked_loss"), forms.flag),
     **dict.fromkeys(("recompute", "precision"), forms.text),
     "zero": forms.size,
 }
