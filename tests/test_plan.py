@@ -469,7 +469,7 @@ def leaves(tree, path=()):
     return {key: leaf for at, part in branches for key, leaf in leaves(part, (*path, at)).items()} or {path: tree}
 
 
-@pytest.mark.slow(seconds=400)
+@pytest.mark.slow(seconds=60)
 def test_fitting_again_with_and_without_each_source_gives_what_is_stored():
     """To a percent, because three digits are stored."""
     again = calibrate.report(calibrate.published())

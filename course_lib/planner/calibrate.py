@@ -188,7 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Fit the planner's constants on published runs.")
     parser.add_argument("--store", action="store_true", help="write calibration.json")
     arguments = parser.parse_args()
-    with waiting("fitting, some minutes"):
+    with waiting("fitting, a minute"):
         fresh = report(published())
     for kind, of_kind in fresh["left_out"].items():
         print(f"{kind}: errors on sources left out of the fit")
