@@ -90,6 +90,7 @@ VOLTA = {"float32": 15.7, "float16": 125}
 AMPERE = {"float32": 156, "bfloat16": 312, "float16": 312}
 HOPPER = {"float32": 494.5, "bfloat16": 989, "float16": 989, "float8": 1979}
 BLACKWELL = {"float32": 1125, "bfloat16": 2250, "float16": 2250, "float8": 4500}
+GRACE_BLACKWELL = {"float32": 1250, "bfloat16": 2500, "float16": 2500, "float8": 5000}  # a rack's, by its 72 GPUs
 # T4 (Turing), L4 (Ada) and B200 (Blackwell) count with the family before theirs, because no whole run on them is
 # published. Between nodes: one network card per chip, of 100, 200, 400 Gbit/s as in the makers' reference systems.
 CHIPS = {
@@ -106,7 +107,7 @@ CHIPS = {
         _gpu("h200-141gb", "hopper", 140.4, 4800, 450, 50, "h200", **HOPPER),
         _gpu("h100-96gb", "hopper", 95.6, 4000, 450, 50, "grace-hopper-superchip", **HOPPER),
         _gpu("b200-180gb", "hopper", 179, 8000, 900, 50, "dgx-b200", **BLACKWELL),
-        _gpu("gb200-186gb", "hopper", 185, 8000, 900, 50, "gb200-nvl72", 72, **BLACKWELL),
+        _gpu("gb200-186gb", "hopper", 185, 8000, 900, 50, "gb200-nvl72", 72, **GRACE_BLACKWELL),
         _gpu("l40s-48gb", "ampere", 44.5, 864, 32, 25, "l40s", float32=183, bfloat16=362, float16=362, float8=733),
         # Consumer cards: dense products that sum in float32 (NVIDIA's Ampere and Ada architecture papers); no NVLink.
         _gpu("rtx3090-24gb", "ampere", 24, 936, 16, 3.2, "geforce", 4, float32=35.6, bfloat16=71, float16=71),
