@@ -193,6 +193,13 @@ def test_recorded_mistake_fails_and_is_recognised_as_itself(exercise, question, 
     assert_recognised(question, mistake, recorded["answers"], recorded_mistakes.SEED)
 
 
+def test_a_recording_knows_what_its_probes_import():
+    """Else a change there leaves old answers in place."""
+    source = (ROOT / "course_lib" / "exercises" / "probes" / "ex12.py").read_text()
+    folders = {path.name: path.parent.name for path in recorded_mistakes._imports(source)}
+    assert folders["incidents.py"] == "given" and folders["workers.py"] == "probes"
+
+
 def assert_recognised(question, mistake, answers, seed) -> Verdict:
     verdict = judge(question, answers, seed)
     assert not verdict.right and verdict.points == 0

@@ -1,7 +1,7 @@
 """Whatever is handed in, and whatever a sandbox answers, each learner gets a result and the class goes on.
 
-Random records, names, notebooks and archives, from seeds. FUZZ_CASES=10000 tries more, as .ci/run does; a failure
-names its seed, and `FUZZ_FIRST=SEED FUZZ_CASES=1` repeats it.
+Random records, names, notebooks and archives, from seeds: each a class of about four submissions. FUZZ_CASES=2500 tries
+10,000 of them, as .ci/run does; a failure names its seed, and `FUZZ_FIRST=SEED FUZZ_CASES=1` repeats it.
 """
 
 import csv

@@ -243,16 +243,13 @@ def _training(arguments: argparse.Namespace, model: Transformer | Chain, answer)
     if not isinstance(model, Transformer) or not 0 < arguments.tokens < math.inf:
         raise CourseError("--tokens is a number above 0, and counts for a transformer by numbers.")
     steps = arguments.tokens / (arguments.batch * model.sequence_length)
-    low, hours, high = (seconds * steps / 3600 for seconds in _around(best))
+    low, high = best.step_interval
+    low, hours, high = (seconds * steps / 3600 for seconds in (low, best.step.total, high))
     chip_hours = hours * best.cluster.chips
     line = (
         f"{arguments.tokens:,.3g} tokens: {hours:,.3g} hours ({low:,.3g} to {high:,.3g}), {chip_hours:,.3g} of a chip"
     )
     return line + (f", at {arguments.price:g} each {chip_hours * arguments.price:,.3g}" if arguments.price else "")
-
-
-def _around(one) -> tuple[float, float, float]:
-    return one.step_interval[0], one.step.total, one.step_interval[1]
 
 
 def _layout(arguments: argparse.Namespace, cluster: Cluster) -> Layout:
