@@ -1,187 +1,161 @@
 """Which small changes of the library do its tests not notice? `make mutants`, or `make mutants ROOMS="compare tpu"`.
 
-mutmut makes the changes (an operator, a number, an argument, a condition) in a copy of the tree, and runs for each the
-tests that reach the function, or all where none does in pytest's own process. It does not change what stands outside
-functions or what a decorator makes. A seed draws the sample, and changes of texts alone are left out.
+mutmut makes the changes: an operator, a number, an argument, a condition. Each is written into a copy of the tree, and
+a fork of a process that has imported the frameworks, and nothing of ours, runs the room's tests until one fails. A seed
+draws the sample, and changes of texts alone are left out. A change that leaves the same function stands in mutants.toml
+with the reason.
 """
 
 import argparse
 import ast
-import json
+import difflib
+import importlib
 import os
 import random
-import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-
-from course_lib.table import Table
 
 ROOT = Path(__file__).parents[1]
 COPY = ROOT / "build" / "mutants"
-# A room of course_lib to the files of tests that hold it, without those that take minutes.
+SAME = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+# A room of course_lib to the files of tests that hold it, the quickest first, without those that take minutes.
 ROOMS = {
-    **{room: (room,) for room in ("collectives", "compare", "data", "measure", "models", "pipeline")},
-    **{room: (room,) for room in ("parameter_server", "precision", "report", "show", "table", "tpu")},
-    "cluster": ("cluster", "cluster_kubernetes", "cluster_rendezvous"),
+    **{room: (room,) for room in ("collectives", "compare", "data", "hangs", "measure", "models", "pipeline")},
+    **{room: (room,) for room in ("parameter_server", "precision", "report", "show", "table", "tcp_bytes", "tpu")},
+    "accumulate": ("accumulate", "jax_only"),
+    "cluster": ("cluster_kubernetes", "cluster_rendezvous", "cluster"),
     "devices": ("devices",),
     "layout_maps": ("sharding",),
     "planner": ("plan_by_hand", "plan", "plan_network"),
     "profiler": ("measure",),
     "sharding": ("sharding",),
     "step_rules": ("step_rules", "training"),
-    "training": ("training", "step_rules", "multi_worker"),
-    "accumulate": ("accumulate", "jax_only"),
+    "training": ("step_rules", "training", "multi_worker"),
     "views": ("views",),
 }
-ELSEWHERE = {"layout_maps", "sharding"}  # nearly all their tests run in one process beside pytest's
-SETTINGS = """
-[tool.mutmut]
-source_paths = ["course_lib"]
-only_mutate = ["course_lib/{room}.py", "course_lib/{room}/*"]
-do_not_mutate_patterns = ["help="]
-also_copy = ["notebooks", "solutions", "exercises", "README.md", "TROUBLESHOOTING.md"]
-pytest_add_cli_args = ["--override-ini=addopts=", "--override-ini=faulthandler_timeout=0", "-p", "no:cacheprovider"]
-pytest_add_cli_args_test_selection = {tests}
-process_isolation = "forkserver"
-forkserver_warmup = "import"
-preload_modules_file = "preload.txt"
-use_git_change_detection = false
-"""
-KILLED, SURVIVED, NOT_REACHED = "killed", "survived", "not reached"
+FRAMEWORKS = ("numpy", "pytest", "keras", "tensorflow")
+VERDICTS = KILLED, HUNG, SURVIVED, SAME_FUNCTION = "killed", "hung", "survived", "the same function"
+
+
+def changes(file: Path) -> Iterator[tuple[str, str]]:
+    """Each change of a module that is more than another text: what it says, and the module's new source."""
+    from mutmut.mutation.file_mutation import create_mutations
+
+    source = file.read_text(encoding="utf-8")
+    module, mutations, *_ = create_mutations(str(file), source)
+    seen = {_without_texts(source)}
+    for one in mutations:
+        changed = module.deep_replace(one.original_node, one.mutated_node).code
+        if (code := _without_texts(changed)) not in seen:
+            seen.add(code)
+            differing = [line for line in difflib.ndiff(source.splitlines(), changed.splitlines()) if line[0] in "-+"]
+            before, after = (" ".join(line[2:].strip() for line in differing if line[0] == sign) for sign in "-+")
+            yield f"{before} -> {after}", changed
+
+
+def _without_texts(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = ""
+    return ast.dump(tree)
 
 
 def copied(room: str) -> Path:
-    """A fresh copy of the tree, with mutmut's settings for one room."""
+    """A fresh copy of the tree, as git sees it."""
     folder = COPY / room
     shutil.rmtree(folder, ignore_errors=True)
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, listed.split("\0")):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, folder / name)
-    tests = [f"tests/test_{name}.py" for name in ROOMS[room]]
-    with open(folder / "pyproject.toml", "a") as file:
-        file.write(SETTINGS.format(room=room, tests=json.dumps(tests)))
-    (folder / "preload.txt").write_text("numpy\nkeras\ntensorflow\n")
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0"):
+        if name and (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
     return folder
 
 
-def mutmut(folder: Path, names: list[str]) -> None:
-    """Make all mutants, see which tests reach which function, and try those of these names."""
-    with open(folder / "mutmut.log", "a") as log:
-        command = [Path(sys.executable).with_name("mutmut"), "run", "--max-children", "2", *names]
-        environment = {**os.environ, "PYTHONPATH": str(folder / "mutants")}  # for the processes that tests start
-        subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
+def modules(folder: Path, room: str) -> list[Path]:
+    inside = folder / "course_lib"
+    return sorted((inside / room).rglob("*.py")) or [inside / f"{room}.py"]
 
 
-def give_unreached_functions_all_tests(folder: Path, everything: bool) -> None:
-    """What runs in a test's other process alone was not seen; the environment tells that process the mutant's name."""
-    stored = folder / "mutants" / "mutmut-stats.json"
-    stats = json.loads(stored.read_text())
-    reached, tests = stats["tests_by_mangled_function_name"], [*stats["duration_by_test"]]
-    for function in {name.rpartition("__mutmut_")[0] for name in exit_codes(folder)}:
-        reached[function] = tests if everything else reached.get(function) or tests
-    stored.write_text(json.dumps(stats))
+def verdict(tests: list[str], seconds: float, log: Path) -> str:
+    """What the tests say of the tree as it is, from a fork of this process."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()  # so that what the tests start ends with them
+        with log.open("w") as said:
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+        command = ["-x", "-q", "--tb=short", "-p", "no:cacheprovider", "--override-ini=addopts=", *tests]
+        os._exit(sys.modules["pytest"].main(command))
+    end = time.monotonic() + seconds
+    while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < end:
+        time.sleep(0.02)
+    if not ended[0]:
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return HUNG
+    return SURVIVED if ended[1] == 0 else KILLED
 
 
-def leave_out_what_fails_unchanged(folder: Path) -> None:
-    """mutmut calls each function through one of its own, which a test of call stacks or sources notices."""
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rfE", "--override-ini=addopts="]
-    settings = folder / "pyproject.toml"
-    tests = tomllib.loads(settings.read_text())["tool"]["mutmut"]["pytest_add_cli_args_test_selection"]
-    environment = {**os.environ, "MUTANT_UNDER_TEST": "none"}
-    done = subprocess.run(
-        [*command, *tests],
-        cwd=folder / "mutants",
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
-    print(f"left out, since they fail in mutmut's copy: {', '.join(failed)}", flush=True)
-    options = "".join(f', "--deselect={name}"' for name in failed)
-    settings.write_text(settings.read_text().replace('"no:cacheprovider"]', f'"no:cacheprovider"{options}]'))
-
-
-def exit_codes(folder: Path) -> dict[str, int | None]:
-    made = (folder / "mutants" / "course_lib").rglob("*.meta")
-    return {name: code for file in made for name, code in json.loads(file.read_text())["exit_code_by_key"].items()}
-
-
-def changes(folder: Path) -> dict[str, bool]:
-    """Each mutant's name, and whether it changes more than a text."""
-    found = {}
-    for file in (folder / "mutants" / "course_lib").rglob("*.py"):
-        module = ".".join(file.relative_to(folder / "mutants").with_suffix("").parts).removesuffix(".__init__")
-        functions = [
-            n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
-        ]
-        code = {one.name: _without_texts(one) for one in functions if "__mutmut_" in one.name}
-        for name, text in code.items():
-            stem, _, number = name.rpartition("__mutmut_")
-            if number != "orig":
-                found[f"{module}.{name}"] = text != code[f"{stem}__mutmut_orig"]
-    return found
-
-
-def _without_texts(function: ast.AST) -> str:
-    for node in ast.walk(function):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            node.value = ""
-    function.name = ""
-    return ast.dump(function)
-
-
-def verdicts(room: str, sample: int, seed: int) -> dict[str, str]:
-    """Try a sample of a room's mutants: name to killed, survived or not reached."""
+def room_verdicts(room: str, sample: int, seed: int) -> list[str]:
+    """What became of each drawn change; those that survive are printed."""
     folder = copied(room)
-    mutmut(folder, ["none"])
-    if not (folder / "mutants" / "mutmut-stats.json").exists():
-        leave_out_what_fails_unchanged(folder)
-        mutmut(folder, ["none"])
-    give_unreached_functions_all_tests(folder, everything=room in ELSEWHERE)
-    names = sorted(name for name, more in changes(folder).items() if more)
-    drawn = random.Random(seed).sample(names, min(sample, len(names)))
-    mutmut(folder, drawn)
-    codes = exit_codes(folder)
-    missing = [name for name in drawn if codes.get(name) is None]
-    if missing:
-        print(f"{room}: {len(missing)} of {len(drawn)} mutants were not tried; see {folder / 'mutmut.log'}", flush=True)
-    meaning = {0: SURVIVED, 33: NOT_REACHED, 5: NOT_REACHED}
-    return {name: meaning.get(codes[name], KILLED) for name in drawn if codes.get(name) is not None}
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    os.environ |= {"PYTHONPATH": f"{folder}:{folder / 'tests' / 'startup'}", "PYTHONDONTWRITEBYTECODE": "1"}
+    sys.dont_write_bytecode = True  # a file that changes twice in a second would be taken for the same
+    for name in FRAMEWORKS:
+        importlib.import_module(name)
+    everything = [(file, *one) for file in modules(folder, room) for one in changes(file.relative_to(folder))]
+    drawn = random.Random(seed).sample(everything, min(sample, len(everything)))
+    tests, log = [f"tests/test_{name}.py" for name in ROOMS[room]], folder / "log.txt"
+    began = time.monotonic()
+    if verdict(tests, 1800, log) != SURVIVED:
+        sys.exit(f"{room}: its tests fail without any change; see {log}")
+    limit = 60 + 5 * (time.monotonic() - began)
+    print(f"{room}: {len(everything)} changes, {len(drawn)} drawn; all tests take {time.monotonic() - began:.0f} s")
+    found = []
+    for file, change, changed in drawn:
+        name, source = str(file.relative_to(folder)), file.read_text(encoding="utf-8")
+        became = SAME_FUNCTION if change in SAME.get(name, {}) else None
+        if not became:
+            file.write_text(changed, encoding="utf-8")
+            became = verdict(tests, limit, log)
+            file.write_text(source, encoding="utf-8")
+        if became == SURVIVED:
+            print(f"{name}, {change}", flush=True)
+        found.append(became)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rooms", nargs="*", default=[*ROOMS], metavar="ROOM", help=f"of {', '.join(ROOMS)}")
-    parser.add_argument("--sample", type=int, default=40, help="mutants of each room")
+    parser.add_argument("--sample", type=int, default=40, help="changes of each room")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    rows, survivors = [], []
-    for room in arguments.rooms or ROOMS:
-        found = verdicts(room, arguments.sample, arguments.seed)
-        counts = Counter(found.values())
-        tried = counts[KILLED] + counts[SURVIVED]
+    rows = []
+    for room in arguments.rooms:
+        with ProcessPoolExecutor(1, get_context("spawn")) as fresh:  # a room's modules are imported by no other's tests
+            counts = Counter(fresh.submit(room_verdicts, room, arguments.sample, arguments.seed).result())
+        noticed = counts[KILLED] + counts[HUNG]
+        score = f"{noticed / max(1, noticed + counts[SURVIVED]):.0%}"
         rows.append(
-            (
-                room,
-                len(found),
-                counts[KILLED],
-                counts[SURVIVED],
-                counts[NOT_REACHED],
-                f"{counts[KILLED] / max(1, tried):.0%}",
-            )
+            (room, counts.total(), counts[KILLED], counts[HUNG], counts[SURVIVED], counts[SAME_FUNCTION], score)
         )
-        survivors += [(room, name) for name, verdict in found.items() if verdict == SURVIVED]
-        print(f"{room}: {dict(counts)}", flush=True)
-    print(Table(("room", "mutants", KILLED, SURVIVED, NOT_REACHED, "score"), rows))
-    for room, name in survivors:
-        shown = [Path(sys.executable).with_name("mutmut"), "show", name]
-        print(subprocess.run(shown, cwd=COPY / room, capture_output=True, text=True).stdout)
+    from course_lib.table import Table  # here, so that no room's tests find it imported
+
+    print(Table(("room", "changes", *VERDICTS, "score"), rows))
 
 
 if __name__ == "__main__":
