@@ -32,6 +32,14 @@ PARTS = 6  # of the pages, for browsers side by side
 # The first lines of code cells that a desk's window does not show whole.
 CLIPPED = """[...document.querySelectorAll(".cell_input pre")]
   .filter(code => code.scrollWidth > code.clientWidth + 1).map(code => code.textContent.slice(0, 40))"""
+# Formulas on lines of their own that do not stand in the middle.
+OFF_CENTRE = """[...document.querySelectorAll("div.math")].filter(line => {
+  const parts = [...line.querySelectorAll("math > *")].map(part => part.getBoundingClientRect());
+  const { left, right } = line.getBoundingClientRect();
+  const before = Math.min(...parts.map(part => part.left)) - left;
+  const after = right - Math.max(...parts.map(part => part.right));
+  return Math.abs(before - after) > 8;
+}).map(line => line.textContent.slice(0, 40))"""
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 
 
@@ -358,6 +366,7 @@ def test_pages_opened_as_files_load_clean_fit_a_phone_and_can_be_used_by_all(sit
         page.emulate_media(color_scheme="dark")
         page.goto((book.page.parent / path).as_uri())
         found += [f"{path}: code is cut at {text!r}" for text in page.evaluate(CLIPPED)]
+        found += [f"{path}: a formula stands aside: {text!r}" for text in page.evaluate(OFF_CENTRE)]
         page.set_viewport_size(PHONE)
         page.reload()  # the theme makes what scrolls focusable when a page is loaded
         width = page.evaluate("Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)")

@@ -312,6 +312,13 @@ def test_a_notebook_is_run_in_its_folder_and_stored_clean(capsys, tmp_path):
     assert not list(tmp_path.glob("*.new"))
 
 
+@pytest.mark.parametrize(
+    "seconds, before, stored", [(3.9, 0, 0), (4, 0, 5), (400, 0, 180), (14, 10, 10), (17, 10, 20), (2, 5, 0)]
+)
+def test_a_long_cell_keeps_about_how_long_it_took_while_that_is_nearly_right(seconds, before, stored):
+    assert store_outputs.about(seconds, before) == stored
+
+
 def test_peak_memory_is_the_kernels(tmp_path):
     path = notebook(tmp_path / "x.ipynb", "held = bytearray(500 * 2**20)")
     assert store_outputs.execute(path, store=False).peak_bytes > 500 * 2**20

@@ -175,7 +175,7 @@ def _seen(folder: Path, task: str, pid: int, state: str) -> dict:
         "waits": _waits(pid),
         "main_wait": _kernel_function(Path(f"/proc/{pid}/task/{pid}/wchan")),
         "links": _links(pid),
-        "sent_bytes": _sent_bytes(pid),
+        "sent_bytes": sent_bytes(pid),
         "memory_bytes": process.memory_info().rss,
         "cpu_seconds": times.user + times.system,
     }
@@ -271,8 +271,8 @@ def _unsent(part: list[str]) -> tuple[int, int]:
     return int(part[4].partition(":")[0], 16), int(part[6], 16)
 
 
-def _sent_bytes(pid: int) -> int | None:
-    """By its open connections; None where another network namespace's kernel counts them."""
+def sent_bytes(pid: int) -> int | None:
+    """By a process's open connections; None where they are not counted, or by another network namespace's kernel."""
     with suppress(OSError):
         if os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net"):
             ports = {int(part[1].rpartition(":")[2], 16) for part in _sockets(pid) if part[3] != LISTENS}

@@ -1,7 +1,8 @@
 """Execute notebooks from the top and store what they show. Needs nbclient; a maintainer's tool.
 
 What is stored holds nothing that changes from run to run without need: no time
-stamps, no Python version, no traceback with a machine's paths.
+stamps, no Python version, no traceback with a machine's paths. A long cell keeps
+about how long it took, which JupyterLab shows beside the seconds of the reader's run.
 """
 
 import time
@@ -17,6 +18,7 @@ from course_lib.staff.set_up_cell import AS_IT_IS
 CELL_SECONDS = 600
 WIDGETS = "application/vnd.jupyter.widget-"  # a widget's place and state: both name a kernel that is gone
 RAISES = "raises-exception"  # Jupyter's own tag for a cell that fails on purpose
+LONG = (5, 10, 20, 30, 45, 60, 90, 120, 180)  # seconds, in steps that another run rarely leaves
 
 
 class CellFailed(CourseError):
@@ -71,10 +73,17 @@ def metadata(name: str) -> dict:
 
 
 def cell_metadata(cell: dict) -> dict:
-    """What a cell's own metadata keeps: its tags, and that Colab folds the set-up cell under its title."""
+    """What a cell's own metadata keeps: its tags, its seconds, and that Colab folds the set-up cell under its title."""
     folded = {"cellView": "form"} if AS_IT_IS.match(cell["source"]) else {}
-    tags = cell.get("metadata", {}).get("tags")
-    return folded | ({"tags": tags} if tags else {})
+    had = cell.get("metadata", {})
+    return folded | {name: had[name] for name in ("tags", "seconds") if had.get(name)}
+
+
+def about(seconds: float, before: int = 0) -> int:
+    """A long cell's seconds as they are stored; 0 for a short one; what was stored before, while nearly right."""
+    if before / 1.5 <= seconds <= before * 1.5:
+        return before
+    return min(LONG, key=lambda one: abs(one - seconds)) if seconds >= 4 else 0
 
 
 def clean(notebook, name: str):
@@ -108,6 +117,7 @@ def _run(notebook, path: Path) -> tuple[float, int | None]:
     with client.setup_kernel():
         began = time.perf_counter()
         for number, cell in enumerate(notebook.cells, 1):
+            at = time.perf_counter()
             try:
                 client.execute_cell(cell, number - 1)
             except CellExecutionError as error:
@@ -120,6 +130,7 @@ def _run(notebook, path: Path) -> tuple[float, int | None]:
             raised = any(output.output_type == "error" for output in cell.get("outputs", ()))
             if RAISES in cell.metadata.get("tags", ()) and not raised:
                 raise CellFailed(f"{path}, cell {number} is tagged {RAISES} and did not raise")
+            cell.metadata["seconds"] = about(time.perf_counter() - at, cell.metadata.get("seconds", 0))
         return time.perf_counter() - began, _peak_bytes(client)
 
 

@@ -435,6 +435,8 @@ def _on_all_replicas(answers, seed):
         return f"a weight has {answers['replicas']} of {answers['wanted_replicas']} copies"
     if not answers["given_strategy"]:
         return "they belong to another strategy than the argument"
+    if not answers["ran_on_replicas"]:
+        return "no step ran on the strategy's replicas"
     return answers["identical"] or "the copies differ"
 
 
@@ -484,7 +486,9 @@ def _not_settled(answers, seed):
 _TRAINED = {
     "wanted_replicas": forms.replicas,
     "replicas": forms.count,
-    **dict.fromkeys(("identical", "statistics_identical", "given_strategy", "probabilities"), forms.flag),
+    **dict.fromkeys(
+        ("identical", "statistics_identical", "given_strategy", "ran_on_replicas", "probabilities"), forms.flag
+    ),
     "train_examples": forms.size,
     "steps_per_epoch": forms.number,
     "losses": [forms.any_number],

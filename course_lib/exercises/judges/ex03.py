@@ -108,8 +108,15 @@ def _two_in_step(answers, seed):
     replicas = [worker["replicas"] for worker in answers["workers"]]
     if len(replicas) != probes.WORKERS:
         return f"the number of workers in your job is {len(replicas)}"
+    if min(answers["sent_bytes"], default=_all_gradients(seed)) < _all_gradients(seed):
+        return f"a worker sent {min(answers['sent_bytes'])} B over its connections, and gradients are 12 B an update"
     in_step = " and ".join(map(str, replicas))
     return replicas == [probes.WORKERS] * len(replicas) or f"the workers' strategies keep {in_step} replica in step"
+
+
+def _all_gradients(seed):
+    """Bytes that each of two workers sends at least: the gradient of three weights, once an update."""
+    return 3 * 4 * _updates_wanted(seed)
 
 
 def _all_examples(answers, seed):
@@ -203,7 +210,7 @@ TRAIN = question(
     title="Train on a cluster of two",
     asks_for=("train", "make_job"),
     probe=probes.probe_train,
-    form={"workers": [_TRAINED]},
+    form={"workers": [_TRAINED], "sent_bytes": [forms.size]},
     takes_long=True,
     targets=(
         Target("two workers run, and each keeps two replicas in step", _two_in_step),

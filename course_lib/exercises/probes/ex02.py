@@ -8,6 +8,7 @@ import numpy as np
 from course_lib.collectives import Network
 from course_lib.exercises.probes.replicas import (
     are_identical,
+    counted_runs,
     local_arrays,
     mirrored_strategy,
     on_replicas,
@@ -182,7 +183,8 @@ def probe_training(names, seed):
     """The state that the learner's own distributed run leaves behind."""
     x_train, y_train, x_test, y_test = (np.asarray(part) for part in names["load_data"]())
     strategy = mirrored_strategy()
-    model, losses = names["train"](strategy, seed % 1000)
+    with counted_runs(strategy) as runs:
+        model, losses = names["train"](strategy, seed % 1000)
     copies, statistics = (
         [copies_of(strategy, variable) for variable in variables]
         for variables in (model.trainable_variables, model.non_trainable_variables)
@@ -193,6 +195,7 @@ def probe_training(names, seed):
     return {
         "wanted_replicas": strategy.num_replicas_in_sync,
         "replicas": min(len(values) for values in copies),
+        "ran_on_replicas": runs() > 0,
         "given_strategy": all(
             getattr(one.value, "distribute_strategy", None) is strategy for one in model.trainable_variables
         ),

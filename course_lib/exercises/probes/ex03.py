@@ -3,11 +3,12 @@
 Needs NumPy; TensorFlow for q2 and q4, in separate processes. The inputs are functions of the seed.
 """
 
+import contextlib
 import json
 
 import numpy as np
 
-from course_lib.exercises.probes import workers
+from course_lib.exercises.probes import traffic, workers
 
 WORKERS = 2  # of q2 and q4: real processes
 EPOCHS = 3  # of q4
@@ -99,10 +100,16 @@ def probe_tf_configs(names, seed):
 
 
 def probe_train(names, seed):
-    """What each of the learner's workers returned, in the order of their tasks."""
+    """What each of the learner's workers returned and sent to others, in the order of their tasks."""
     job = names["make_job"](worker_settings(seed))
-    outcome = workers.run(job, "make_job")
-    return {"workers": list(outcome.results.values())}
+    sent = []
+    with contextlib.ExitStack() as stack:
+
+        def count(running):
+            sent.append(stack.enter_context(traffic.counted_bytes(running)))
+
+        outcome = workers.run(job, "make_job", count)
+    return {"workers": list(outcome.results.values()), "sent_bytes": sent[0]()}
 
 
 def probe_rows_of(names, seed):

@@ -1,7 +1,8 @@
 """Run a learner's code on the replicas of a strategy that the probe makes. Needs TensorFlow."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -26,6 +27,23 @@ def on_replicas(strategy, function: Callable) -> Callable:
 
     # A partial is new to TensorFlow at every check; a function written here would be counted as one that retraces.
     return tf.function(functools.partial(strategy.run, function))
+
+
+@contextlib.contextmanager
+def counted_runs(strategy) -> Iterator[Callable[[], int]]:
+    """How often the block had the strategy run something on its replicas; a graph counts when it is recorded."""
+    extended, runs = strategy.extended, []
+    run = extended.call_for_each_replica
+
+    def counting(*args, **kwargs):
+        runs.append(1)
+        return run(*args, **kwargs)
+
+    extended.call_for_each_replica = counting
+    try:
+        yield lambda: len(runs)
+    finally:
+        del extended.call_for_each_replica  # the class's own shows again
 
 
 def per_replica(strategy, shards: Iterable[tuple]) -> tuple:

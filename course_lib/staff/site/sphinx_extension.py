@@ -15,6 +15,7 @@ from sphinx.writers.html5 import HTML5Translator
 from course_lib.staff.site.reference import as_rst
 
 _DIGITS = re.compile(r"\\frac\s*(\d)(\d)")  # TeX takes one digit each, docutils all of them as one number
+_THOUSANDS = re.compile(r"(\d+)\{,\}(\d{3})")
 
 
 def setup(app) -> dict:
@@ -64,6 +65,7 @@ def _block(writer, node) -> None:
 def mathml(formula: str, block: bool) -> str:
     """A formula in LaTeX as MathML. Raises SphinxError for LaTeX that docutils does not know."""
     known = _DIGITS.sub(r"\\frac{\1}{\2}", formula).replace(r"\dots", r"\ldots")  # as docutils knows them
+    known = _THOUSANDS.sub(r"\\text{\1,\2}", known)  # one number, without a list's space
     try:
         return latex2mathml.tex2mathml(known, as_block=block)
     except MathError as error:

@@ -1,6 +1,6 @@
 // What `course lab` adds to JupyterLab: prose of about 80 characters, listings and tables that scroll, names for
-// what has none, the seconds of a cell that runs, empty brackets at stored outputs, and no question at closing a notebook
-// that was only read and run.
+// what has none, the seconds of a cell that runs and of about how many, empty brackets at stored outputs, and no question
+// at closing a notebook that was only read and run.
 var _JUPYTERLAB = globalThis._JUPYTERLAB ?? {};
 {
   const STYLE = `
@@ -46,18 +46,22 @@ var _JUPYTERLAB = globalThis._JUPYTERLAB ?? {};
     }, 100);
   };
 
-  // How long a cell has been running, once that is long: beside its [*].
+  // How long a cell has been running, once that is long, and how long it took where it was stored: beside its [*].
   const began = new WeakMap();
-  const tellTime = () => {
-    for (const prompt of document.querySelectorAll(".jp-CodeCell .jp-InputPrompt")) {
-      if (prompt.textContent !== "[*]:") {
-        began.delete(prompt);
-        delete prompt.dataset.seconds;
-        continue;
+  const tellTime = (panels) => {
+    for (const panel of panels) {
+      for (const cell of panel.content?.widgets ?? []) {
+        const prompt = cell.node.querySelector(".jp-InputPrompt");
+        if (prompt?.textContent !== "[*]:") {
+          began.delete(cell);
+          if (prompt) delete prompt.dataset.seconds;
+          continue;
+        }
+        if (!began.has(cell)) began.set(cell, Date.now());
+        const seconds = Math.floor((Date.now() - began.get(cell)) / 1000);
+        const about = cell.model.getMetadata("seconds");
+        if (seconds >= 3) prompt.dataset.seconds = about ? `${seconds} of ~${about} s` : `${seconds} s`;
       }
-      if (!began.has(prompt)) began.set(prompt, Date.now());
-      const seconds = Math.floor((Date.now() - began.get(prompt)) / 1000);
-      if (seconds >= 3) prompt.dataset.seconds = `${seconds} s`;
     }
   };
 
@@ -89,7 +93,7 @@ var _JUPYTERLAB = globalThis._JUPYTERLAB ?? {};
     activate: (app) => {
       document.head.append(Object.assign(document.createElement("style"), { textContent: STYLE }));
       new MutationObserver(changed).observe(document.body, { childList: true, subtree: true });
-      setInterval(tellTime, 1000);
+      setInterval(() => tellTime(app.shell.widgets("main")), 1000);
       app.shell.layoutModified.connect(() => {
         for (const panel of app.shell.widgets("main")) watch(panel);
       });
