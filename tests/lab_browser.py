@@ -29,6 +29,8 @@ NOTEBOOK = ".jp-NotebookPanel:not(.lm-mod-hidden)"  # the open one
 # In the page: whether the open notebook's kernel is idle, what shows its cells, and its code cells.
 IDLE = "() => jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'"
 CONTENT = "jupyterapp.shell.currentWidget.content"
+# A running cell's prompt, such as "12 of ~20 s".
+OF_HOW_MANY = """cell.node.querySelector(".jp-InputPrompt[data-seconds*=' of ~']")"""
 CELLS = f"""{CONTENT}.widgets.filter(cell => cell.model.type === "code").map(cell => ({{
   tags: cell.model.getMetadata("tags") ?? [],
   source: cell.model.sharedModel.source,
@@ -113,9 +115,14 @@ def opened(page: Page, path: str) -> None:
 
 
 def run_all(page: Page) -> list[dict]:
-    """Clear all outputs, run all cells by the menu, and give the cells once all have run."""
+    """Clear all outputs, run all cells by the menu, and give the cells once all have run.
+
+    One that took ten seconds or more where it was stored says so while it runs.
+    """
     menu(page, "Edit", "Clear Outputs of All Cells")
     menu(page, "Run", "Run All Cells")
+    if page.evaluate(f"() => {CONTENT}.widgets.some(cell => cell.model.getMetadata('seconds') >= 10)"):
+        page.wait_for_function(f"() => {CONTENT}.widgets.some(cell => {OF_HOW_MANY})", timeout=PATIENCE)
     page.wait_for_function(f"() => {CELLS}.every(cell => cell.count !== null)", timeout=PATIENCE)
     page.wait_for_function(IDLE)
     return page.evaluate(CELLS)
