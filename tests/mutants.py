@@ -9,6 +9,7 @@ with the reason.
 import argparse
 import ast
 import difflib
+import gc
 import importlib
 import os
 import random
@@ -42,7 +43,9 @@ ROOMS = {
     "training": ("step_rules", "training", "multi_worker"),
     "views": ("views",),
 }
-FRAMEWORKS = ("numpy", "pytest", "keras", "tensorflow")
+FRAMEWORKS = ("numpy", "pytest", "keras", "tensorflow", "matplotlib.figure", "matplotlib.backends.backend_svg")
+# What pytest loads of itself in each process: seconds, where a room's tests take less.
+FRAMEWORKS += ("anyio.pytest_plugin", "ipywidgets", "nbval.plugin", "xdist.plugin")
 VERDICTS = KILLED, HUNG, SURVIVED, SAME_FUNCTION = "killed", "hung", "survived", "the same function"
 
 
@@ -116,6 +119,7 @@ def room_verdicts(room: str, sample: int, seed: int) -> list[str]:
     sys.dont_write_bytecode = True  # a file that changes twice in a second would be taken for the same
     for name in FRAMEWORKS:
         importlib.import_module(name)
+    gc.freeze()  # pytest collects garbage at its end, and looks through all that the forks share
     everything = [(file, *one) for file in modules(folder, room) for one in changes(file.relative_to(folder))]
     drawn = random.Random(seed).sample(everything, min(sample, len(everything)))
     tests, log = [f"tests/test_{name}.py" for name in ROOMS[room]], folder / "log.txt"

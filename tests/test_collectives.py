@@ -33,6 +33,7 @@ def test_ledgers_match_the_formulas(workers):
     size_bytes = local[0].nbytes
     naive, tree, ring = (all_reduce(local)[1] for all_reduce in ALGORITHMS)
     assert (naive.rounds, naive.critical_bytes) == (2 * (workers - 1), 2 * (workers - 1) * size_bytes)
+    assert {network.workers for network in (naive, tree, ring)} == {workers}
     levels = math.ceil(math.log2(workers))
     assert (tree.rounds, tree.critical_bytes) == (2 * levels, 2 * levels * size_bytes)
     share = 2 * (workers - 1) * size_bytes // workers

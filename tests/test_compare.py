@@ -1,5 +1,6 @@
 """Comparisons: equal within a stated tolerance, readable when not, never fooled by NaN."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -66,6 +67,30 @@ def test_other_models_or_other_steps_are_not_compared():
         compare(Run("one", {"a": np.zeros((2, 3))}), Run("other", {"a": np.zeros((3, 2))}), **WHY)
     with pytest.raises(ValueError, match="different steps or metrics"):
         compare(run(), run(losses=(1.0,)), **WHY)
+
+
+def test_a_run_reads_a_models_weights_in_their_dtype():
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, keras.layers.Dense(1, name="dense")(inputs))
+    model.set_weights([np.array([[1.0], [2.0]]), np.array([3.0])])
+    found = Run.of("by hand", model, np.float32([1.5, 0.5]), {"accuracy": np.float32(0.25)})
+    assert found.name == "by hand" and list(found.weights) == ["dense/kernel", "dense/bias"]
+    assert [(w.tolist(), w.dtype) for w in found.weights.values()] == [([[1], [2]], "float32"), ([3], "float32")]
+    assert (found.losses, found.metrics) == ((1.5, 0.5), {"accuracy": 0.25})
+    assert (Run.of("", model).losses, Run.of("", model).metrics) == ((), {})
+
+
+def test_arrays_without_entries_are_equal():
+    one, other = (Run(name, {"none": np.ones((0, 3), "float32")}) for name in ("one", "other"))
+    (found,) = compare(one, other, **WHY).differences
+    assert found.equal and (found.largest, found.allowed) == (0, 0)
+
+
+def test_the_worst_uses_most_of_what_it_is_allowed():
+    """By hand: 1e-6 of 1 is a tenth of the allowance, 1e-9 of 1e-5 ten times it."""
+    one = Run("one", {"large": np.array([1.0]), "small": np.array([1e-5])})
+    other = Run("other", {"large": np.array([1.0 - 1e-6]), "small": np.array([1e-5 - 1e-9])})
+    assert compare(one, other, **WHY).worst.what == "small"
 
 
 def test_automatic_names_may_differ():

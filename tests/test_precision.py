@@ -99,6 +99,8 @@ def test_a_line_holds_every_number_of_the_format_and_no_other(name, around):
 def test_a_line_ends_with_the_format():
     float16 = precision.find("float16")
     assert float16.line(65504, 3) == (65408.0, 65440.0, 65472.0, 65504.0)
+    eight = [1 - step * 2.0**-11 for step in range(8, 0, -1)] + [1 + step * 2.0**-10 for step in range(9)]
+    assert float16.line() == tuple(eight), "around 1, eight on each side"
     assert len(precision.find("float8_e4m3fn").line(0.0, 1000)) == 2 * 126 + 1, (
         "all but one of 128 codes a sign; zero once"
     )
