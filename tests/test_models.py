@@ -1,6 +1,7 @@
 """Models: shapes, seeds, stable paths, on both backends and under any strategy."""
 
 import json
+import math
 import subprocess
 import sys
 
@@ -49,6 +50,126 @@ def weights(model) -> dict[str, np.ndarray]:
 
 def same(one, other) -> bool:
     return one.keys() == other.keys() and all((one[path] == other[path]).all() for path in one)
+
+
+def normed(x: np.ndarray) -> np.ndarray:
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-3)
+
+
+def test_the_mlp_is_flatten_relu_and_logits():
+    model = models.mlp((8, 8, 1), 10)
+    x = np.random.default_rng(0).random((5, 8, 8, 1), np.float32)
+    kernel, bias, last, last_bias = model.get_weights()
+    assert kernel.shape == (64, 128) and model.name == "mlp"
+    wanted = np.maximum(x.reshape(5, 64) @ kernel + bias, 0) @ last + last_bias
+    np.testing.assert_allclose(model(x), wanted, atol=1e-5)
+
+
+def test_the_transformer_adds_tokens_and_positions_and_ends_in_a_norm():
+    """Without blocks, against NumPy."""
+    model = models.transformer(50, 12, layers=0)
+    tokens = np.random.default_rng(0).integers(0, 50, (2, 12))
+    table, positions, scale, shift, kernel, bias = model.get_weights()
+    assert (scale == 1).all() and (shift == 0).all() and model.name == "transformer"
+    wanted = normed(table[tokens] + positions) @ kernel + bias
+    np.testing.assert_allclose(model(tokens), wanted, atol=1e-4)
+
+
+def with_random_weights(model) -> dict[str, np.ndarray]:
+    """Other weights than those of a start, where biases are 0 and norms change nothing."""
+    draw = np.random.default_rng(0)
+    model.set_weights([draw.normal(size=weight.shape) for weight in model.get_weights()])
+    return weights(model)
+
+
+def test_the_cnn_against_numpy():
+    """An odd image, so that pooling leaves a row and a column out."""
+    model = models.cnn((5, 7, 2), 3, filters=(4,), width=6)
+    w, x = with_random_weights(model), np.random.default_rng(1).random((2, 5, 7, 2), np.float32)
+    padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    places = [(i, j) for i in range(3) for j in range(3)]
+    convolved = sum(padded[:, i : i + 5, j : j + 7] @ w["conv1/kernel"][i, j] for i, j in places) + w["conv1/bias"]
+    pooled = np.maximum(convolved, 0)[:, :4, :6].reshape(2, 2, 2, 3, 2, 4).max((2, 4))
+    hidden = np.maximum(pooled.reshape(2, -1) @ w["hidden/kernel"] + w["hidden/bias"], 0)
+    wanted = hidden @ w["logits/kernel"] + w["logits/bias"]
+    np.testing.assert_allclose(model(x), wanted, rtol=1e-4, atol=1e-3)
+    assert model.name == "cnn" and [layer.name for layer in model.layers][:4] == ["image", "conv1", "relu1", "pool1"]
+
+
+def test_a_block_against_numpy():
+    """Two heads of three; causal attention, then the feed-forward layer, each added to its input."""
+    model = models.transformer(7, 5, layers=1, width=6, heads=2)
+    w, tokens = with_random_weights(model), np.random.default_rng(1).integers(0, 7, (2, 5))
+
+    def dense(x, name):
+        return x @ w[f"{name}/kernel"] + w[f"{name}/bias"]
+
+    def norm(x, name):
+        return normed(x) * w[f"{name}/gamma"] + w[f"{name}/beta"]
+
+    def heads(x):
+        return x.reshape(2, 5, 2, 3).swapaxes(1, 2)
+
+    x = w["token_embedding/embeddings"][tokens] + w["position_embedding/embeddings"]
+    inside = norm(x, "block1_attention_norm")
+    query, key, value = (heads(dense(inside, f"block1_{part}")) for part in ("query", "key", "value"))
+    scores = query @ key.swapaxes(2, 3) / np.sqrt(3) + np.triu(np.full((5, 5), -np.inf), 1)
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    attended = (shares / shares.sum(-1, keepdims=True)) @ value
+    x = x + dense(attended.swapaxes(1, 2).reshape(2, 5, 6), "block1_attention_out")
+    wide = dense(norm(x, "block1_mlp_norm"), "block1_mlp_in")
+    x = x + dense(wide * (1 + np.vectorize(math.erf)(wide / np.sqrt(2))) / 2, "block1_mlp_out")
+    np.testing.assert_allclose(model(tokens), dense(norm(x, "final_norm"), "logits"), rtol=1e-3, atol=1e-2)
+
+
+def test_sizes_that_nobody_asked_for_are_those_of_the_tutorials():
+    """Parameters counted by hand."""
+    block = 2 * 2 * 64 + 4 * (64 * 64 + 64) + (64 * 256 + 256) + (256 * 64 + 64)
+    wanted = {
+        "mlp": (64 * 128 + 128) + (128 * 10 + 10),
+        "cnn": (9 * 32 + 4 * 32) + (9 * 32 * 64 + 4 * 64) + (2 * 2 * 64 * 64 + 64) + (64 * 10 + 10),
+        "transformer": (50 + 12) * 64 + 2 * block + 2 * 64 + (64 * 50 + 50),
+    }
+    assert {name: BUILDERS[name]().count_params() for name in wanted} == wanted
+    assert models.cnn((4, 4, 1), 10).count_params() == 9 * 32 + 32 + 9 * 32 * 64 + 64 + 64 * 64 + 64 + 650
+    assert BUILDERS["transformer"]().get_layer("block2_query_heads").output.shape == (None, 12, 4, 16)
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_each_layer_draws_from_a_seed_of_its_own(seed):
+    """In the order of the layers; of the blocks, each part in the order of its use."""
+    parts = ("query/kernel", "key/kernel", "value/kernel", "attention_out/kernel", "mlp_in/kernel", "mlp_out/kernel")
+    blocks = [f"block{number}_{part}" for number in (1, 2) for part in parts]
+    order = {
+        "mlp": ["hidden/kernel", "logits/kernel"],
+        "cnn": ["conv1/kernel", "conv2/kernel", "hidden/kernel", "logits/kernel"],
+        "transformer": ["token_embedding/embeddings", "position_embedding/embeddings", *blocks, "logits/kernel"],
+    }
+    for name, paths in order.items():
+        found = weights(BUILDERS[name](seed=seed))
+        for number, path in enumerate(paths, 1000 * seed):
+            start = keras.initializers.GlorotUniform(seed=number)
+            if path.endswith("embeddings"):
+                start = keras.initializers.RandomNormal(stddev=0.02, seed=number)
+            np.testing.assert_array_equal(found[path], start(found[path].shape), err_msg=path)
+
+
+def test_repeated_blocks_are_the_written_ones():
+    """What makes one layer of all blocks is given them by number, with the weights that they would have."""
+    written, asked = weights(models.transformer(50, 12)), []
+
+    def first_alone(make_block, times, name):
+        made = [make_block(number) for number in range(times)]
+        asked.append((times, name, [weights(one) for one in made]))
+        return made[0]
+
+    repeated = models.transformer(50, 12, repeat=first_alone)
+    ((times, name, made),) = asked
+    assert (times, name, repeated.output_shape) == (2, "blocks", (None, 12, 50))
+    assert repeated.get_layer("block").input.shape == (None, 12, 64)
+    for number, block in enumerate(made, 1):
+        for path, value in block.items():
+            np.testing.assert_array_equal(value, written[path.replace("block_", f"block{number}_")], err_msg=path)
 
 
 @pytest.mark.parametrize("name", BUILDERS)
@@ -132,26 +253,3 @@ def test_bad_settings_are_one_line():
         models.cnn((4, 4, 1), 10, filters=(8, 8, 8))
     with pytest.raises(CourseError, match="5 heads can't share a width of 64"):
         models.transformer(50, 12, heads=5)
-
-
-def normed(x: np.ndarray) -> np.ndarray:
-    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-3)
-
-
-def test_the_mlp_is_flatten_relu_and_logits():
-    model = models.mlp((8, 8, 1), 10)
-    x = np.random.default_rng(0).random((5, 8, 8, 1), np.float32)
-    kernel, bias, last, last_bias = model.get_weights()
-    assert kernel.shape == (64, 128) and model.name == "mlp"
-    wanted = np.maximum(x.reshape(5, 64) @ kernel + bias, 0) @ last + last_bias
-    np.testing.assert_allclose(model(x), wanted, atol=1e-5)
-
-
-def test_the_transformer_adds_tokens_and_positions_and_ends_in_a_norm():
-    """Without blocks, against NumPy."""
-    model = models.transformer(50, 12, layers=0)
-    tokens = np.random.default_rng(0).integers(0, 50, (2, 12))
-    table, positions, scale, shift, kernel, bias = model.get_weights()
-    assert (scale == 1).all() and (shift == 0).all() and model.name == "transformer"
-    wanted = normed(table[tokens] + positions) @ kernel + bias
-    np.testing.assert_allclose(model(tokens), wanted, atol=1e-4)

@@ -59,7 +59,9 @@ def test_says_everything_in_words(text):
 def test_a_failed_check_is_counted_and_called_failed(text):
     read = Reader(text).text
     assert "Checks: 1 of 2 passed" in read
+    assert "passed: 4 replicas equal 1" in read and "off by 0" in read
     assert "FAILED: 98% right" in read and "97.2% of 360" in read
+    assert [item["class"] for item in Reader(text).all("li")] == ["passed", "failed"]
 
 
 def test_every_picture_is_inside_and_has_words(text):
@@ -67,6 +69,14 @@ def test_every_picture_is_inside_and_has_words(text):
     kind, data = picture["src"].split(",")
     assert kind == "data:image/svg+xml;base64" and base64.b64decode(data).startswith(b"<svg ")
     assert picture["alt"] == FIGURE.caption
+
+
+def test_titles_headings_and_facts_are_escaped():
+    found = report.page("a < b", "c & d", {"e < f": [{"g < h": "i & j"}]}, [report.Check("k < l", True, "m & n")])
+    assert "<title>a &lt; b</title>" in found and "<h1>a &lt; b</h1>\n<p>c &amp; d</p>" in found
+    assert '<h2>e &lt; f</h2>\n<div class="wide"><table><tr><th scope="row">g &lt; h</th><td>i &amp; j</td>' in found
+    assert "passed: k &lt; l</strong><br>m &amp; n</li>" in found
+    assert "Checks" not in report.page("title", "summary", {})
 
 
 def test_needs_no_network_and_runs_no_script(text):

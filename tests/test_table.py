@@ -12,6 +12,12 @@ def test_text_lines_up():
     assert repr(Table(["name", "is"], [["one", "odd"]], left=(0, 1))) == "name  is\none   odd"
 
 
+def test_a_caption_stands_above():
+    assert repr(Table(("a", "b"), [("x", 1)], "Numbers.")) == "Numbers.\na  b\nx  1"
+    plain = Table(("a", "b"), [("x", 1)])
+    assert plain.caption == "" and "caption" not in plain._repr_html_()
+
+
 def test_html_names_columns_and_rows_and_escapes_cells():
     html = Table(["", "<b>"], [["one", "1 < 2"], ["", 3]], caption="A & B")._repr_html_()
     assert '<caption>A &amp; B</caption><thead><tr><td></td><th scope="col">&lt;b&gt;</th></tr></thead>' in html
