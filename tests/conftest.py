@@ -19,8 +19,9 @@ devices.simulate(4, "tensorflow" if HAS_TENSORFLOW else "jax")
 
 
 ROOT = Path(__file__).parents[1]
-# Seconds that a file's tests take on two cores, about, as --durations=0 shows them. The longest start first, so that
-# none runs alone at the end, and `make check` leaves all of them out.
+# Seconds that a file's tests take on two cores, about, as --durations=0 shows them. Of several processes the longest
+# start first, so that none runs alone at the end; one process keeps the order that it is given. `make check` leaves
+# all of them out.
 SECONDS = {
     "notebooks": {"00": 6, "01": 45, "02": 36, "03": 145, "04": 109, "05": 111, "06": 80, "07": 56, "08": 61}
     | {"09": 46, "10": 48, "11": 78, "12": 117, "01b": 14, "02b": 53, "09b": 55, "10b": 20},
@@ -53,7 +54,8 @@ def pytest_xdist_auto_num_workers(config):
 
 def pytest_collection_modifyitems(items):
     """Mark what takes long, and start with the longest; what takes minutes runs where CI is set."""
-    items.sort(key=lambda item: -max(seconds(item.path), own_seconds(item)))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: -max(seconds(item.path), own_seconds(item)))
     for item in items:
         if seconds(item.path):
             item.add_marker(pytest.mark.heavy)

@@ -73,6 +73,183 @@ def leftovers(folder) -> list[str]:
     return [path.name for path in folder.iterdir() if path.name != "digits-1.0.0"]
 
 
+def zeros(examples: int) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((np.zeros((examples, 2, 2, 1), "uint8"), np.zeros(examples, "int64")))
+
+
+def built(examples: int, global_batch: int, **settings) -> str:
+    """What an input pipeline says that it is, or why it is refused. Of -1 examples nobody knows the number."""
+    said, known = [], max(examples, 3)
+    dataset = zeros(examples) if examples >= 0 else zeros(known).filter(lambda image, label: True)
+    try:
+        data.input_pipeline(dataset, global_batch, say=said.append, **settings)
+    except CourseError as error:
+        return str(error)
+    (line,) = said
+    return line.removeprefix("input: ").removesuffix(", scaled to [0, 1], prefetched")
+
+
+@pytest.mark.parametrize(
+    ("line", "examples", "global_batch", "settings"),
+    [
+        ("8 examples, cached, in order, batches of 4", 8, 4, {}),
+        ("4 examples, cached, in order, batches of 4", 4, 4, {}),
+        ("1 examples, cached, in order, batches of 1", 1, 1, {}),
+        ("9 examples, cached, in order, batches of 4, the last 1 dropped", 9, 4, {}),
+        ("9 examples, cached, in order, batches of 4", 9, 4, {"drop_remainder": False}),
+        ("0 examples, cached, in order, batches of 4", 0, 4, {"drop_remainder": False}),
+        ("9 examples, cached, reshuffled each epoch (seed 0), batches of 9", 9, 9, {"shuffle_seed": 0}),
+        ("examples (count unknown), in order, batches of 2,000", -1, 2000, {"cache": False}),
+        ("examples (count unknown), cached, in order, batches of 2", -1, 2, {"drop_remainder": False, "replicas": 1}),
+        ("4 examples, cached, in order, batches of 2 (1 on each of 2 replicas)", 4, 2, {"replicas": 2}),
+        ("9 examples, cached, in order, batches of 3 (1.5 on each of 2 replicas)", 9, 3, {"replicas": 2}),
+        (
+            "1,009 examples in batches of 4 leave 1 for the last batch: in shards of 1 they don't reach all 2 "
+            "replicas. Use drop_remainder=True, or another batch size.",
+            1009,
+            4,
+            {"replicas": 2, "drop_remainder": False},
+        ),
+        (
+            "1 examples in batches of 4 leave 1 for the last batch: in shards of 1 they don't reach all 2 replicas. "
+            "Use drop_remainder=True, or another batch size.",
+            1,
+            4,
+            {"replicas": 2, "drop_remainder": False},
+        ),
+        (
+            "A global batch of 2,000 is larger than the data set's 1,999 examples, so with drop_remainder no batch is "
+            "left: use at most 1,999, or drop_remainder=False.",
+            1999,
+            2000,
+            {},
+        ),
+        (
+            "A global batch of 4 is larger than the data set's 0 examples, so with drop_remainder no batch is left: "
+            "use at most 0, or drop_remainder=False.",
+            0,
+            4,
+            {},
+        ),
+        (
+            "A global batch of 3 is smaller than the 4 replicas that share it, so some would get nothing: "
+            "use at least 4.",
+            8,
+            3,
+            {"replicas": 4},
+        ),
+    ],
+)
+def test_a_pipeline_says_what_it_is_or_why_not(line, examples, global_batch, settings):
+    assert built(examples, global_batch, **settings) == line
+
+
+def stages(dataset) -> list[tf.compat.v1.NodeDef]:
+    """What tf.data runs, from the source to the end."""
+    graph = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset))
+    return [node for node in tf.compat.v1.GraphDef.FromString(graph.numpy()).node if "Dataset" in node.op]
+
+
+def test_a_pipeline_caches_shuffles_batches_maps_and_prefetches_in_this_order():
+    dataset = data.input_pipeline(zeros(9), 4, shuffle_seed=1, say=lambda line: None)
+    wanted = ["TensorSlice", "Cache", "Shuffle", "ParallelBatch", "ParallelMap", "Prefetch", "Options"]
+    assert [node.op.partition("Dataset")[0] for node in stages(dataset)] == wanted
+    epoch = data.epoch_batches(np.zeros((9, 2)), np.zeros(9), 4, epoch=0)
+    assert stages(epoch)[-1].op.startswith("PrefetchDataset")
+    for one in (dataset, epoch):  # several workers would else share files, of which there is one
+        policy = one.options().experimental_distribute.auto_shard_policy
+        assert policy == tf.data.experimental.AutoShardPolicy.DATA
+
+
+def test_an_unknown_number_of_examples_is_shuffled_in_a_buffer_of_ten_thousand():
+    places = tf.data.Dataset.range(10_001).map(lambda place: (tf.zeros((), tf.uint8), place)).filter(lambda x, y: True)
+    first, again = (
+        next(data.input_pipeline(places, 10_001, shuffle_seed=seed, say=lambda line: None).as_numpy_iterator())[1]
+        for seed in (3, 3)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert sorted(first) == list(range(10_001)) and max(first[:1000]) > 9000 and first[0] != 10_000
+
+
+def test_an_epochs_order_is_numpys_permutation_of_seed_and_epoch():
+    for settings, seeds in (({}, [0, 2]), ({"seed": 5}, [5, 2])):
+        batches = data.epoch_batches(np.zeros(10), np.arange(10), 3, epoch=2, **settings)
+        found = np.concatenate([labels for _, labels in batches.as_numpy_iterator()])
+        np.testing.assert_array_equal(found, np.random.default_rng(seeds).permutation(10)[:9])
+
+
+def test_the_embedded_digits_are_scikit_learns():
+    from sklearn.datasets import load_digits
+
+    whole = load_digits()
+    for split, rows in (("train", slice(0, 1437)), ("test", slice(1437, 1797))):
+        images, labels = digits.source(split)
+        np.testing.assert_array_equal(images[..., 0], np.rint(whole.images[rows] * 255 / 16))
+        np.testing.assert_array_equal(labels, whole.target[rows])
+        assert (images.shape[1:], images.dtype, labels.dtype) == ((8, 8, 1), "uint8", "int32")
+    assert (digits.CLASSES, digits.SHAPE) == (10, (8, 8, 1))
+
+
+def test_the_text_is_pydocs_topics_in_alphabetical_order():
+    from pydoc_data.topics import topics
+
+    assert data.text_corpus() == "\n\n".join(text for _, text in sorted(topics.items()))
+
+
+def test_the_records_lie_in_the_courses_cache_unless_told_otherwise(tmp_path, monkeypatch):
+    from course_lib.data import digits_builder
+
+    asked = []
+    monkeypatch.setattr(devices, "cache_folder", lambda: tmp_path / "usual" / "cache")
+    monkeypatch.setattr(digits_builder, "_write_records", lambda folder: (asked.append(folder), folder.mkdir()))
+    builder = digits_builder.prepared(tmp_path / "not" / "there" / "yet")
+    with pytest.raises(AssertionError, match="could not find data|not found|prepare"):
+        data.load("digits", "test")
+    assert [(one.name, one.parent.name[:11]) for one in asked] == [("records", ".preparing-")] * 2
+    places = [one.parent.parent for one in asked]
+    assert places == [tmp_path / "not" / "there" / "yet", tmp_path / "usual" / "cache"]
+    assert all((place / "digits-1.0.0").is_dir() and leftovers(place) == [] for place in places)
+    assert builder.info.features["label"].num_classes == 10 and builder.info.supervised_keys == ("image", "label")
+    assert builder.info.description.startswith("Handwritten digits, 8 x 8 x 1 uint8")
+
+
+def test_the_server_is_asked_once_and_briefly(monkeypatch):
+    import tensorflow_datasets as tfds
+
+    asked = []
+
+    def unreachable(request, timeout):
+        asked.append((request.method, timeout, request.full_url[:4]))
+        raise OSError("unplugged")
+
+    monkeypatch.setattr(urllib.request, "urlopen", unreachable)
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "is_prepared", lambda builder: False)
+    with pytest.raises(CourseError) as refused:
+        data.load("mnist", "train")
+    assert asked == [("HEAD", 20, "http")]
+    assert str(refused.value) == (
+        "mnist is not on this machine and can't be downloaded (unplugged): connect to the network and run this again, "
+        'or use "digits", which needs none.'
+    )
+
+
+def test_a_download_that_fails_is_one_line(monkeypatch):
+    import tensorflow_datasets as tfds
+
+    def fails(builder):
+        raise EOFError("x" * 300)
+
+    monkeypatch.setattr(urllib.request, "urlopen", lambda request, timeout: open(os.devnull))
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "is_prepared", lambda builder: False)
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", fails)
+    with pytest.raises(CourseError) as refused:
+        data.load("mnist", "train")
+    assert str(refused.value) == (
+        f"mnist could not be downloaded and prepared (EOFError: {'x' * 200}): run this again, "
+        'or use "digits", which needs no network.'
+    )
+
+
 @pytest.mark.parametrize(("split", "count"), [("train", 1437), ("test", 360)])
 def test_digits_are_the_same_through_tfds_and_as_arrays(cache, split, count):
     images, labels = read(cache, split)

@@ -62,6 +62,7 @@ def test_a_failed_check_is_counted_and_called_failed(text):
     assert "passed: 4 replicas equal 1" in read and "off by 0" in read
     assert "FAILED: 98% right" in read and "97.2% of 360" in read
     assert [item["class"] for item in Reader(text).all("li")] == ["passed", "failed"]
+    assert ".checks .failed { border-color" in text.split("</style>")[0]
 
 
 def test_every_picture_is_inside_and_has_words(text):
