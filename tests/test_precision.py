@@ -4,6 +4,7 @@ import itertools
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import keras
 import ml_dtypes
@@ -133,7 +134,7 @@ def test_a_policy_that_keras_has_is_returned(policy):
     assert precision.check_policy(keras.dtype_policies.get(policy)).name == policy
 
 
-@pytest.mark.parametrize("policy", ["mixed_float8", "mixed_tf32", "float8_e4m3fn", "half", 16])
+@pytest.mark.parametrize("policy", ["mixed_float8", "mixed_tf32", "float8_e4m3fn", "half", "int32", 16])
 def test_a_policy_that_keras_lacks_is_refused_with_those_it_has(policy):
     with pytest.raises(CourseError) as refused:
         precision.check_policy(policy)
@@ -197,6 +198,16 @@ def test_float16_inside_a_nested_model_is_found():
     outer = keras.Model(inputs, model_in("mixed_float16")(inputs))
     with pytest.warns(precision.UnscaledFloat16):
         precision.warn_unscaled(outer, keras.optimizers.SGD())
+
+
+def test_the_warning_names_the_optimizer_that_others_are_around_and_finds_a_scale_there():
+    bare, scaled = keras.optimizers.Adam(), keras.optimizers.SGD(loss_scale_factor=1024.0)
+    bare, scaled = (SimpleNamespace(inner_optimizer=one, loss_scale_factor=None) for one in (bare, scaled))
+    with pytest.warns(precision.UnscaledFloat16, match="16 and Adam scales no loss.*wrap Adam in training"):
+        precision.warn_unscaled(model_in("mixed_float16"), bare)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        precision.warn_unscaled(model_in("mixed_float16"), scaled)
 
 
 @pytest.mark.parametrize(
