@@ -1,7 +1,9 @@
 """Pipelines: schedules that keep the formulas, orders that are refused, stages that train as one device does."""
 
+import io
 import itertools
 import socket
+import struct
 import threading
 
 import keras
@@ -11,7 +13,7 @@ import tensorflow as tf
 
 from course_lib import cluster, compare, models, pipeline, show, training
 from course_lib.errors import CourseError
-from course_lib.pipeline import cutting, executor, op_devices
+from course_lib.pipeline import cutting, executor, links, op_devices
 from course_lib.pipeline.links import Links
 
 F, B = pipeline.forward, pipeline.backward
@@ -169,6 +171,150 @@ def test_only_what_stands_under_a_device_in_the_step_runs_there():
     dense(x)  # TensorFlow makes a graph of this as well, and would tell of it below
     assert [device for _, device in op_devices.where_it_ran(tf.function(step), x)] == ["CPU:1"]
     assert op_devices.where_it_ran(step, x, kind="Conv2D") == []
+
+
+ORDERS_BY_HAND = {
+    "naive": (pipeline.naive(2), ["F0 B0", "F0 B0"]),
+    "GPipe": (pipeline.gpipe(2, 2), ["F0 F1 B0 B1"] * 2),
+    "1F1B": (IN_TURNS(2, 3), ["F0 F1 B0 F2 B1 B2", "F0 B0 F1 B1 F2 B2"]),
+    "interleaved, 2 chunks": (
+        pipeline.interleaved(2, 4, 2),
+        [
+            "F0 F1 F0.1 F1.1 F2 B0.1 F3 B1.1 F2.1 B0 F3.1 B1 B2.1 B3.1 B2 B3",
+            "F0 F1 F0.1 B0.1 F1.1 B1.1 F2 B0 F3 B1 F2.1 B2.1 F3.1 B3.1 B2 B3",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS_BY_HAND)
+def test_orders_by_hand(name):
+    schedule, orders = ORDERS_BY_HAND[name]
+    assert schedule.name == name and [" ".join(map(str, order)) for order in schedule.orders] == orders
+
+
+def test_what_a_chunk_needs_by_hand():
+    """Two stages with two chunks: the model's parts are 0 and 2 on stage 0, 1 and 3 on stage 1."""
+    schedule = pipeline.interleaved(2, 2, 2)
+    assert schedule.needs(0, F(1)) == []
+    assert schedule.needs(1, F(1)) == [(0, F(1))]
+    assert schedule.needs(0, F(1, 1)) == [(1, F(1))]
+    assert schedule.needs(1, B(1, 1)) == [(1, F(1, 1))]
+    assert schedule.needs(0, B(1, 1)) == [(0, F(1, 1)), (1, B(1, 1))]
+    assert schedule.needs(1, B(1)) == [(1, F(1)), (0, B(1, 1))]
+
+
+PRINTED = {
+    "stages that work at once": (pipeline.gpipe(2, 2).timeline(1, 1), ["F0 F1 ......B0 B1 ", "...F0 F1 B0 B1 ..."]),
+    "times that begin late": (
+        pipeline.gather("late", [[pipeline.Slot(0, F(0), 10.0, 11.0), pipeline.Slot(0, B(0), 12.0, 14.0)]]),
+        ["F0 ...B0--- "],
+    ),
+    "chunks": (pipeline.interleaved(1, 1, 2).timeline(2, 4), ["F0-- F0.1 B0.1----- B0------- "]),
+    "more than a line holds": (pipeline.gpipe(1, 60).timeline(1, 1), ["F" * 60 + "B" * 60]),
+    "a forward of no time": (pipeline.gpipe(1, 1).timeline(0, 3), ["B0" + "-" * 117 + " "]),
+}
+
+
+@pytest.mark.parametrize("what", PRINTED)
+def test_rows_of_a_timeline_by_hand(what):
+    timeline, rows = PRINTED[what]
+    held = timeline.peak_in_flight
+    assert repr(timeline).splitlines()[1:] == [
+        f"stage {stage}  {row}  holds {held[stage]}" for stage, row in enumerate(rows)
+    ]
+
+
+def test_a_cost_may_be_zero_and_none_negative():
+    assert pipeline.gpipe(2, 2).timeline(forward=0, backward=[0, 1]).total == 2
+    for costs in (-1, [1, -1], [1]):
+        with pytest.raises(CourseError, match="2 stages needs one cost of 0 or more"):
+            pipeline.gpipe(2, 2).timeline(backward=costs)
+
+
+@pytest.fixture
+def wire():
+    """A neighbour, and the other end of its connection."""
+    with socket.create_server(("localhost", 0)) as server:
+        there = socket.create_connection(server.getsockname())
+        connection, _ = server.accept()
+    with there:
+        yield links.Neighbour(3, connection), connection, there
+
+
+def test_a_message_is_a_head_and_float32(wire):
+    """By hand: the head's length, the micro-batch and the shape as 8 bytes each, then the rows."""
+    neighbour, connection, there = wire
+    assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    whole = struct.pack("<B3q6f", 3, 7, 3, 2, 0, 3, 1, 4, 2, 5) + struct.pack("<B1q1f", 1, 8, 0.5)
+    neighbour.send(7, np.arange(6, dtype="float32").reshape(2, 3).T)
+    neighbour.send(8, np.array(0.5))
+    assert neighbour.sent_bytes == 6 * 4 + 8
+    there.shutdown(socket.SHUT_WR)
+    neighbour.close()
+    with there.makefile("rb") as stream:
+        assert stream.read() == whole
+
+
+def test_messages_are_taken_by_micro_batch_and_half_a_message_is_none(wire):
+    neighbour, _, there = wire
+    there.sendall(struct.pack("<B3q2f", 3, 7, 1, 2, 3, 4) + struct.pack("<B1q1f", 1, 8, 0.5) + bytes([2, 0]))
+    there.shutdown(socket.SHUT_WR)
+    assert neighbour.receive(8) == np.float32(0.5)
+    found = neighbour.receive(7)
+    assert found.tolist() == [[3, 4]] and found.dtype == "float32"
+    with pytest.raises(CourseError, match="stage 3 is gone, and micro-batch 9 was still to come"):
+        neighbour.receive(9)
+    neighbour.close()
+
+
+@pytest.mark.parametrize("size", [0, 18, 24])
+def test_a_message_that_ends_early_is_none(size):
+    message = struct.pack("<B2q2f", 2, 7, 2, 3, 4)
+    assert links._read_message(io.BytesIO(message[:size])) is None
+    number, array = links._read_message(io.BytesIO(message + b"more"))
+    assert (number, array.tolist()) == (7, [3, 4])
+
+
+def test_an_address_may_hold_colons():
+    assert links._place("fe80::1:4000") == ("fe80::1", 4000)
+
+
+class DoublesInTraining(keras.layers.Layer):
+    def call(self, x, training=None):
+        return 2 * x if training else x
+
+
+def test_a_stage_computes_as_in_training():
+    """By hand: outputs are 2 x 3, with a gradient of 2 by the kernel for each x of 1."""
+    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer=keras.initializers.Constant(3.0))
+    model = keras.Sequential([keras.Input((1,)), dense, DoublesInTraining()])
+    with Links() as alone:
+        stage = executor.Stage(alone, model, keras.optimizers.SGD(0.5), lambda y, outputs: outputs[:, 0] - y)
+        ones = np.ones((4, 1), "float32")
+        (gradient,), loss = stage.gradients(pipeline.gpipe(1, 2), ones, np.float32([0, 0, 4, 4]))
+        assert (loss, gradient.numpy().tolist(), dense.kernel.numpy()) == (4.0, [[2.0]], 3.0)
+        assert stage.step(pipeline.gpipe(1, 1), ones, np.zeros(4, "float32")) == 6.0
+        assert dense.kernel.numpy() == 3 - 0.5 * 2
+    assert [slot.work for slot in stage.slots] == [F(0), B(0)]
+    assert all(slot.stage == 0 and 0 < slot.start <= slot.end for slot in stage.slots)
+
+
+def test_one_thread_is_asked_of_tensorflow(monkeypatch):
+    asked = []
+    for kind in ("intra", "inter"):
+        name = f"set_{kind}_op_parallelism_threads"
+        monkeypatch.setattr(tf.config.threading, name, lambda count, kind=kind: asked.append((kind, count)))
+    executor.use_one_thread()
+    assert asked == [("intra", 1), ("inter", 1)]
+
+
+@pytest.mark.parametrize("micro_batches", [0, 3])
+def test_a_batch_is_cut_into_equal_parts_or_refused(micro_batches):
+    with pytest.raises(CourseError, match=f"^{micro_batches} micro-batches don't divide a batch of 4"):
+        executor.split_batch(np.zeros((4, 2)), micro_batches)
+    assert [part.numpy().tolist() for part in executor.split_batch(np.arange(4), 2)] == [[0, 1], [2, 3]]
+    assert [part.numpy().tolist() for part in executor.split_batch(np.arange(4), 1)] == [[0, 1, 2, 3]]
 
 
 def new_model():
