@@ -1,9 +1,12 @@
 """Measuring: what is counted, in which order, and what is refused. No test trusts a clock."""
 
 import mmap
+import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -56,6 +59,33 @@ def test_warm_up_is_left_out_and_the_median_counts(clock):
     assert timing.median_seconds == 2 and timing.spread == 0
     assert str(timing) == "step: median 2e+03 ms of 5 repeats, the middle half within 0%"
     assert measure.Timing("", (1.0, 2.0, 3.0, 4.0, 5.0)).spread == pytest.approx(2 / 3)
+
+
+def test_as_often_as_nobody_asked_otherwise():
+    calls = Counter()
+    timing = measure.time_step(lambda: calls.update(["step"]))
+    assert calls["step"] == 3 + 20 and len(timing.seconds) == 20
+    assert str(timing).startswith("step: median ") and str(measure.Timing("own", (1.0,) * 3)).startswith("own: ")
+    race = measure.side_by_side({name: lambda name=name: calls.update([name]) for name in "AB"})
+    assert (calls["A"], calls["B"]) == (23, 23) and [timing.name for timing in race.timings] == ["A", "B"]
+    pulled = iter(range(1000))
+    measure.split_step(pulled, lambda batch: calls.update(["split"]))
+    assert next(pulled) == 1 + 5 * 2 * (5 + 20), "one is held; alone and together, 5 passes of 5 untimed and 20"
+    assert calls["split"] == 5 * 2 * (5 + 20)
+
+
+def test_three_repeats_are_enough_and_the_first_that_matches_is_told():
+    assert len(measure.time_step(lambda: None, warmup=0, repeats=3).seconds) == 3
+    with pytest.raises(CourseError, match="^2 repeat"):
+        measure.time_step(lambda: None, repeats=2)
+
+
+def test_a_race_by_hand(clock):
+    race = measure.side_by_side({"A": clock.step(1, 1, 1), "B": clock.step(1, 2, 3)}, warmup=0, repeats=3)
+    assert repr(race) == (
+        "   time / A  middle half of the rounds\nA     1.00x             1.00x to 1.00x\n"
+        "B     2.00x             1.50x to 2.50x"
+    )
 
 
 def test_steps_take_turns():
@@ -151,6 +181,31 @@ def test_an_empty_data_set_is_refused():
         measure.split_step([], lambda batch: None)
 
 
+@pytest.mark.parametrize(
+    ("peak", "files", "needed"),
+    [
+        (150, 40, 50),  # no page of a file was met
+        (150, 60, 30),
+        (150, 10, 50),  # pages of files that went away are not held against the call
+        (90, 40, 0),
+    ],
+)
+def test_peak_memory_by_hand(monkeypatch, tmp_path, peak, files, needed):
+    """100 KiB held before the call, 40 of them pages of files."""
+    status, reset = tmp_path / "status", tmp_path / "clear_refs"
+    monkeypatch.setattr(measure, "Path", {"/proc/self/status": status, "/proc/self/clear_refs": reset}.get)
+
+    def write(peak, files):
+        status.write_text(f"Name:\tpython\nVmHWM:\t{peak} kB\nVmRSS:\t   100 kB\nRssFile:\t {files} kB\n")
+
+    write(1000, 40)
+    assert measure.peak_memory_bytes(lambda: write(peak, files)) == needed * 1024
+    assert reset.read_text() == "5", "what sets the mark back, in the kernel's words"
+    reset.unlink(), reset.mkdir()
+    with pytest.raises(CourseError, match="which this machine does not offer"):
+        measure.peak_memory_bytes(lambda: None)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux's high-water mark")
 def test_peak_memory_counts_what_was_freed_again():
     size_bytes = 200_000_000
@@ -237,3 +292,58 @@ def test_covered_time_counts_overlaps_once():
     nested, apart = [event(0, 4), event(1, 2), event(3, 3)], [event(10, 1)]
     assert profiler.covered_seconds(nested + apart) == 7
     assert profiler.covered_seconds([]) == 0
+
+
+def test_a_recording_by_hand(monkeypatch, tmp_path):
+    """Two threads of one plane, in nanoseconds; the first event of the recording is the start of time."""
+
+    def recorded(name, start_ns, duration_ns):
+        return SimpleNamespace(name=name, start_ns=start_ns, duration_ns=duration_ns)
+
+    main = SimpleNamespace(name="main", events=[recorded("late", 3e9 + 5, 1e9), recorded("mark", 1e9 + 5, 0)])
+    other = SimpleNamespace(name="other", events=[recorded("long", 1.5e9 + 5, 2e9)])
+    planes = [SimpleNamespace(name="/host:CPU", lines=[main, other])]
+    read = []
+
+    class ProfileData:
+        def from_file(path):
+            read.append(path)
+            return SimpleNamespace(planes=planes)
+
+    fake = SimpleNamespace(ProfileData=ProfileData)
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(profiler=fake))
+    monkeypatch.setitem(sys.modules, "jax.profiler", fake)
+    recordings = [tmp_path / name / "host.xplane.pb" for name in ("b", "a")]
+    for second, recording in enumerate(recordings):
+        recording.parent.mkdir()
+        recording.touch()
+        os.utime(recording, (second, second))
+    assert profiler.read_trace(tmp_path) == (
+        profiler.Event("mark", "/host:CPU", "main", 0.0, 0.0),
+        profiler.Event("long", "/host:CPU", "other", 0.5, 2.0),
+        profiler.Event("late", "/host:CPU", "main", 2.0, 1.0),
+    )
+    assert read == [str(recordings[-1])]
+    planes.clear()
+    assert profiler.read_trace(tmp_path) == ()
+    monkeypatch.setitem(sys.modules, "jax.profiler", None)
+    with pytest.raises(CourseError, match="Reading a recording needs JAX 0.7 or newer"):
+        profiler.read_trace(tmp_path)
+
+
+@pytest.mark.parametrize(("imported", "recorder"), [(("tensorflow", "jax"), "tensorflow"), (("jax",), "jax")])
+def test_what_has_been_imported_is_recorded(monkeypatch, tmp_path, imported, recorder):
+    said = []
+    monkeypatch.setattr(
+        profiler,
+        "_recorder",
+        lambda framework: (lambda folder: said.append((framework, folder)), lambda: said.append("ended")),
+    )
+    monkeypatch.setattr(profiler, "sys", SimpleNamespace(modules=dict.fromkeys(imported)))
+    with profiler.profile(tmp_path / "not" / "there") as folder:
+        assert folder.is_dir() and said == [(recorder, str(tmp_path / "not" / "there"))]
+    assert said[1:] == ["ended"]
+    with profiler.profile(str(folder)):
+        pass
+    with pytest.raises(CourseError, match="profile.. records TensorFlow or JAX"):
+        profiler.profile(folder, "numpy").__enter__()

@@ -61,6 +61,7 @@ def test_the_mlp_is_flatten_relu_and_logits():
     x = np.random.default_rng(0).random((5, 8, 8, 1), np.float32)
     kernel, bias, last, last_bias = model.get_weights()
     assert kernel.shape == (64, 128) and model.name == "mlp"
+    assert [layer.name for layer in model.layers] == ["image", "flatten", "hidden", "logits"]
     wanted = np.maximum(x.reshape(5, 64) @ kernel + bias, 0) @ last + last_bias
     np.testing.assert_allclose(model(x), wanted, atol=1e-5)
 
@@ -93,7 +94,8 @@ def test_the_cnn_against_numpy():
     hidden = np.maximum(pooled.reshape(2, -1) @ w["hidden/kernel"] + w["hidden/bias"], 0)
     wanted = hidden @ w["logits/kernel"] + w["logits/bias"]
     np.testing.assert_allclose(model(x), wanted, rtol=1e-4, atol=1e-3)
-    assert model.name == "cnn" and [layer.name for layer in model.layers][:4] == ["image", "conv1", "relu1", "pool1"]
+    names = ["image", "conv1", "relu1", "pool1", "flatten", "hidden", "logits"]
+    assert model.name == "cnn" and [layer.name for layer in model.layers] == names
 
 
 def test_a_block_against_numpy():
@@ -120,6 +122,8 @@ def test_a_block_against_numpy():
     wide = dense(norm(x, "block1_mlp_norm"), "block1_mlp_in")
     x = x + dense(wide * (1 + np.vectorize(math.erf)(wide / np.sqrt(2))) / 2, "block1_mlp_out")
     np.testing.assert_allclose(model(tokens), dense(norm(x, "final_norm"), "logits"), rtol=1e-3, atol=1e-2)
+    named = {"tokens", *(f"block1_{part}_heads" for part in ("query", "key", "value", "join"))}
+    assert named <= {layer.name for layer in model.layers}
 
 
 def test_sizes_that_nobody_asked_for_are_those_of_the_tutorials():
@@ -161,6 +165,7 @@ def test_repeated_blocks_are_the_written_ones():
     def first_alone(make_block, times, name):
         made = [make_block(number) for number in range(times)]
         asked.append((times, name, [weights(one) for one in made]))
+        assert [one.name for one in made] == ["block"] * times and made[0].inputs[0].name == "block_input"
         return made[0]
 
     repeated = models.transformer(50, 12, repeat=first_alone)

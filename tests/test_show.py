@@ -10,6 +10,7 @@ from collections import Counter
 from html import unescape
 from types import SimpleNamespace
 
+import drawn_figures
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -19,6 +20,7 @@ from matplotlib.text import Annotation, Text
 
 from course_lib import collectives, pipeline, show
 from course_lib.profiler import Event
+from course_lib.show import board, charts
 from course_lib.show import figure as figures
 from course_lib.views import strategy_view
 
@@ -88,6 +90,45 @@ DRAWN = {
 }
 
 
+def on_a_board():
+    drawing = board.Board(20)
+    drawing.box(1, 1, 8, 3, "plain")
+    drawing.box(11, 1, 8, 3, "filled", figures.COLOURS[1], 0.5, size=7)
+    drawing.box(21, 1, 8, 3)
+    drawing.cell(1, 6, 4, 2, figures.COLOURS[2])
+    drawing.cell(7, 6, 4, 2, figures.COLOURS[2], 0.3, "///")
+    drawing.line([(1, 10), (9, 11)])
+    drawing.arrow((1, 13), (9, 13))
+    drawing.arrow((11, 13), (19, 13), figures.COLOURS[3], both=True, width=2)
+    drawing.text(5, 16, "words")
+    drawing.text(15, 16, "more", 7, "left", "top", figures.COLOURS[4], rotation=90)
+    return drawing.figure(CAPTION)
+
+
+def rising(count, by=1.0):
+    return [by * place for place in range(1, count + 1)], list(range(count))
+
+
+# What the figures above do not ask for.
+ALSO_DRAWN = {
+    "a board": on_a_board,
+    "every meaning": lambda: show.number_lines(dict.fromkeys(charts.MEANINGS, [1, 2]), "x", CAPTION),
+    "a part that is 0": lambda: show.stacks({"a": {"x": 0, "y": 1}, "b": {"x": 0, "y": 0}}, "GiB", CAPTION),
+    "small and large numbers": lambda: show.bars({"a": 0.001234, "b": 12345.6, "c": 9.96}, "ms", CAPTION, digits=2),
+    "many whole numbers": lambda: show.lines({"a": rising(9), "b": rising(30)}, "x", "y", CAPTION),
+    "many numbers": lambda: show.lines({"a": rising(9, 0.3)}, "x", "y", CAPTION),
+    "few numbers": lambda: show.lines({"a": rising(8, 0.12345678)}, "x", "y", CAPTION),
+    "many numbers on a log axis": lambda: show.lines({"a": rising(9, 10)}, "x", "y", CAPTION, log="x"),
+    "many powers of two": lambda: show.number_lines({"a": 2.0 ** np.arange(-30, 31)}, "x", CAPTION, log=True),
+    "one power of two": lambda: show.number_lines({"a": [4.0]}, "x", CAPTION, log=True),
+    "three ledgers": lambda: show.messages(dict.fromkeys("abc", LEDGER), CAPTION),
+    "three schedules": lambda: show.timelines(
+        {name: pipeline.interleaved(2, 4, 2).timeline() for name in "abc"}, CAPTION
+    ),
+    "three plans": lambda: show.plans({name: prediction() for name in "abc"}),
+}
+
+
 @pytest.fixture(params=DRAWN)
 def drawn(request):
     return DRAWN[request.param]()
@@ -135,6 +176,12 @@ def test_a_figure_is_a_picture_with_its_finding_in_words(drawn):
     )
     assert unescape(alt[1]) == unescape(words[1]) == CAPTION
     assert drawn._repr_mimebundle_() == bundle, "showing twice draws the same"
+
+
+@pytest.mark.parametrize("name", DRAWN | ALSO_DRAWN)
+def test_nothing_in_a_picture_has_moved_or_has_another_colour(name):
+    figure = (DRAWN | ALSO_DRAWN)[name]()
+    assert drawn_figures.digest(figure) == drawn_figures.stored()[name], "\n".join(drawn_figures.lines(figure))
 
 
 def test_a_picture_loads_nothing_and_runs_nothing(drawn):
@@ -333,3 +380,30 @@ def test_source_is_the_code_without_its_docstring():
     text = show.source(collectives.ring_all_reduce)
     assert text.startswith("def ring_all_reduce(") and "return [np.concatenate" in text
     assert '"""' not in text and "Reduce-scatter around" not in text
+
+
+def without_a_docstring():
+    values = [1, 2]
+
+    return values
+
+
+def one_line():
+    """Says one."""
+
+    return 1
+
+
+def a_call_first():
+    print("not a docstring")
+
+
+def a_number_first():
+    1  # noqa: B018
+
+
+def test_source_leaves_out_the_docstring_alone():
+    assert show.source(without_a_docstring) == "def without_a_docstring():\n    values = [1, 2]\n\n    return values"
+    assert show.source(one_line) == "def one_line():\n    return 1"
+    assert show.source(a_call_first) == 'def a_call_first():\n    print("not a docstring")'
+    assert show.source(a_number_first) == "def a_number_first():\n    1  # noqa: B018"
