@@ -112,6 +112,96 @@ def test_zero_has_four_stages():
     assert "not 4" in error_of(sharding.zero_bytes, 100, 4, 4)
 
 
+def test_each_stage_of_zero_splits_one_part_more():
+    """By hand: 8 parameters on 4 devices, of 4, 4 and 8 bytes."""
+    found = [sharding.zero_bytes(8, 4, stage) for stage in range(4)]
+    assert [(one.parameters, one.gradients, one.optimizer) for one in found] == [
+        (32, 32, 64),
+        (32, 32, 16),
+        (32, 8, 16),
+        (8, 8, 16),
+    ]
+    assert [one.total for one in found] == [128, 80, 56, 32]
+
+
+def planned_layout(keys, units=12, build=True):
+    """The plan for one dense layer on a mesh of 2 x 4, and its model: no device is needed for it."""
+    import keras
+
+    mesh = keras.distribution.DeviceMesh((2, 4), ["data", "model"], [f"cpu:{device}" for device in range(8)])
+    layout_map = keras.distribution.LayoutMap(mesh)
+    for key, axes in keys.items():
+        layout_map[key] = axes
+    model = keras.Sequential([keras.layers.Dense(units, name="dense")])
+    if build:
+        inputs = keras.Input((8,))
+        model = keras.Model(inputs, keras.layers.Dense(units, name="dense")(inputs))
+    return layout_maps.plan_layout(model, layout_map), model, layout_map
+
+
+def test_a_plan_by_hand():
+    plan, _, _ = planned_layout({".*kernel": ("data",), ".*bias": ("model",)})
+    kernel, bias = plan.variables
+    assert kernel == layout_maps.VariableLayout("dense/kernel", (8, 12), ".*kernel", ("data",), (4, 12), 4)
+    assert bias == layout_maps.VariableLayout("dense/bias", (12,), ".*bias", ("model",), (3,), 4)
+    assert (kernel.devices, bias.devices, plan.bytes_per_device, plan.total_bytes) == (2, 4, 204, 432)
+    assert str(plan) == (
+        "variable        shape  one device holds  split over  bytes a device\n"
+        "dense/kernel  (8, 12)           (4, 12)           2             192\n"
+        "dense/bias      (12,)              (3,)           4              12\n"
+        "2 of 2 variables are split; 204 of 432 B a device"
+    )
+    plan, _, _ = planned_layout({".*kernel": ("model", "data"), "dense/output": ("data", None)})
+    assert [one.shard_shape for one in plan.variables] == [(2, 6), (12,)]
+    assert (plan.variables[1].key, plan.variables[1].axes) == (None, (None,))
+    assert str(plan).endswith("1 of 2 variables are split; 96 of 432 B a device")
+
+
+@pytest.mark.parametrize(
+    ("keys", "units", "line"),
+    [
+        (
+            {".*kernel": (None, "model")},
+            10,
+            "dense/kernel (8, 10): mesh axis 'model' has 4 devices and does not divide 10, as the key '.*kernel' asks; "
+            "use another axis size or leave this dimension whole.",
+        ),
+        (
+            {".*bias": ("model", None)},
+            12,
+            "dense/bias has 1 dimension(s) and the layout key '.*bias' gives 2 axes ('model', None).",
+        ),
+        (
+            {"dense/.*": ("model",), ".*kernel": (None, "model"), ".*bias": ("model",)},
+            12,
+            "dense/kernel is matched by 2 layout keys, 'dense/.*' and '.*kernel': make them exclude each other.",
+        ),
+        (
+            {"dence/kernl": ("model",)},
+            12,
+            "The layout key 'dence/kernl' matches none of 2 variables and splits nothing: the most similar path is "
+            "dense/kernel.",
+        ),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_one_line(keys, units, line):
+    assert error_of(planned_layout, keys, units) == line
+
+
+def test_a_model_without_variables_and_one_that_no_key_splits_are_one_line():
+    assert error_of(planned_layout, {".*kernel": ("model",)}, build=False) == (
+        "The layout key '.*kernel' matches none of 0 variables and splits nothing: the model is not built yet."
+    )
+    _, model, layout_map = planned_layout({".*bias": ("model",)})
+    assert error_of(layout_maps.layout_coverage, model, layout_map) == (
+        "dense/kernel (8, 12) should be split and no key splits it, so every device holds all 384 B: "
+        "add a key such as '.*dense/kernel'."
+    )
+    _, model, layout_map = planned_layout({".*kernel": (None, None)})
+    assert layout_maps.layout_coverage(model, layout_map, must_split=[]).bytes_per_device == 432
+    assert "should be split" in error_of(layout_maps.layout_coverage, model, layout_map, must_split=["x", "dense/bias"])
+
+
 def test_a_layout_on_the_tensorflow_backend_is_refused():
     """There Keras accepts a layout map, or fails with an AttributeError, and splits nothing."""
     import keras
@@ -153,6 +243,8 @@ def test_a_column_then_a_row_parallel_layer_equal_one_device_forward_and_backwar
     )
     (one, one_gradients), (split, split_gradients) = jax.value_and_grad(loss, every)(*values), jax.jit(step)(*values)
     np.testing.assert_allclose(split, one, rtol=1e-5)
+    forward = jax.shard_map(local_loss, mesh=layer_mesh(), in_specs=specs, out_specs=P(), check_vma=False)
+    np.testing.assert_allclose(forward(*values), one, rtol=1e-5)  # which no gradient asks for
     for expected, got in zip(one_gradients, split_gradients):
         assert np.abs(expected).max() > 0.1
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
