@@ -1,13 +1,14 @@
 """What a figure asks of matplotlib, in lines: what is where, in which colour, how wide, with which words.
 
 A change of the code that draws shows here though no number in a picture is wrong: a line of another width, a word in
-another place. tests/test_show.py holds every kind of figure against drawn_figures.toml. After a change that is meant,
-look at the figures, and then store their lines: `python tests/drawn_figures.py`.
+another place. tests/test_show.py holds every kind of figure against drawn_figures.toml, and tests/test_views.py the
+words, tables and controls of every view. After a change that is meant, look at what is drawn, and then store it:
+`python tests/drawn_figures.py`.
 """
 
 import hashlib
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,8 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 STORED = Path(__file__).with_suffix(".toml")
 
 
-def digest(figure) -> str:
-    return hashlib.sha256("\n".join(lines(figure)).encode()).hexdigest()[:16]
+def digest(said: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
 
 
 def stored() -> dict[str, str]:
@@ -110,6 +111,8 @@ if __name__ == "__main__":
 
     sys.path.insert(0, str(Path(__file__).parent))
     from test_show import ALSO_DRAWN, DRAWN
+    from test_views import MAKERS, said
 
-    found = {name: digest(make()) for name, make in sorted((DRAWN | ALSO_DRAWN).items())}
+    found = {name: digest(lines(make())) for name, make in sorted((DRAWN | ALSO_DRAWN).items())}
+    found |= {f"view {name}": digest(said(make())) for name, make in sorted(MAKERS.items())}
     STORED.write_text("".join(f'"{name}" = "{one}"\n' for name, one in found.items()), encoding="utf-8")

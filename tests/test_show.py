@@ -181,7 +181,8 @@ def test_a_figure_is_a_picture_with_its_finding_in_words(drawn):
 @pytest.mark.parametrize("name", DRAWN | ALSO_DRAWN)
 def test_nothing_in_a_picture_has_moved_or_has_another_colour(name):
     figure = (DRAWN | ALSO_DRAWN)[name]()
-    assert drawn_figures.digest(figure) == drawn_figures.stored()[name], "\n".join(drawn_figures.lines(figure))
+    lines = list(drawn_figures.lines(figure))
+    assert drawn_figures.digest(lines) == drawn_figures.stored()[name], "\n".join(lines)
 
 
 def test_a_picture_loads_nothing_and_runs_nothing(drawn):

@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
+import drawn_figures
 import nbformat
 import numpy as np
 import pytest
@@ -83,6 +84,123 @@ def states(explorer, most=12):
 def column(view, header):
     place = list(view.headers).index(header)
     return [row[place] for row in view.rows]
+
+
+# Controls by hand, and what every view says
+
+
+def even(option, values):
+    return option % 2 == 0 or values.get("odd")
+
+
+def test_a_choice_by_hand():
+    choice = controls.Choice("pick", (1, 2, 3, 4), even, ahead=(2, 4))
+    assert (choice.now({}), choice.now({"odd": True})) == ([2, 4], [1, 2, 3, 4])
+    assert [choice.clamped(value, {}) for value in (1, 2, 3, 4)] == [2, 2, 2, 4] and choice.clamped(3, {"odd": 1}) == 3
+    assert (choice.drawn_ahead([{}]), controls.Choice("any", "ab").drawn_ahead([{}])) == ([2, 4], ["a", "b"])
+    assert controls.Choice("any", "ab").now({}) == ["a", "b"] and not choice.plays
+    with pytest.raises(CourseError, match="^'pick' is one of 1, 2, 3, 4, not 5.$"):
+        choice.clamped(5, {})
+    made = SimpleNamespace(Dropdown=lambda **settings: SimpleNamespace(**settings))
+    widget = choice.widget(2, {}, made, "narrow")
+    assert vars(widget) == {"options": [2, 4], "value": 2, "description": "pick", "style": "narrow"}
+    choice.move(widget, 3, {"odd": True})
+    assert (widget.options, widget.value) == ([1, 2, 3, 4], 3)
+
+
+def test_a_range_by_hand():
+    plain = controls.Range("rows", 3, 9)
+    assert (plain.now({}), plain.plays, plain.drawn_ahead([{}])) == ((3, 9, 1), False, [3, 4, 5, 6, 7, 8, 9])
+    by_three = controls.Range("rows", 2, lambda values: values["last"], lambda values: 3, ahead=())
+    assert by_three.now({"last": 9}) == (2, 9, 3)
+    assert by_three.drawn_ahead([{"last": 6}, {"last": 9}]) == [2, 5, 8]
+    assert [by_three.clamped(value, {"last": 9}) for value in (-5, 2, 3, 4, 5.4, 7, 9, 99)] == [2, 2, 2, 5, 5, 8, 8, 8]
+    assert controls.Range("rows", 1, 9, ahead=(2, 4)).drawn_ahead([{}]) == [2, 4]
+    made = SimpleNamespace(IntSlider=lambda **settings: SimpleNamespace(**settings))
+    widget = by_three.widget(5, {"last": 9}, made, "narrow")
+    settings = {"value": 5, "min": 2, "max": 9, "step": 3, "description": "rows", "style": "narrow"}
+    assert vars(widget) == settings
+    plain.move(widget, 4, {})
+    assert (widget.value, widget.min, widget.max, widget.step) == (4, 3, 9, 1)
+
+
+def test_a_slider_that_moves_never_has_its_ends_crossed():
+    class Slider:
+        low, high, step, value = 5, 6, 1, 5
+        min = property(lambda self: self.low, lambda self, to: self.check(to, self.high, "low", to))
+        max = property(lambda self: self.high, lambda self, to: self.check(self.low, to, "high", to))
+
+        def check(self, low, high, name, to):
+            assert low <= high
+            setattr(self, name, to)
+
+    for low, high in ((1, 2), (8, 9), (5, 5)):
+        slider = Slider()
+        controls.Range("x", low, high).move(slider, low, {})
+        assert (slider.min, slider.max, slider.value) == (low, high, low)
+
+
+def test_a_range_of_factors_by_hand():
+    factors = controls.LogRange("size", 0.1, 100.0, (1.0, 10.0))
+    assert [factors.clamped(value, {}) for value in (0.01, 5, 1e9)] == [0.1, 5.0, 100.0]
+    assert (factors.drawn_ahead([{}]), factors.plays, factors.step) == ([1.0, 10.0], False, 0.05)
+    made = SimpleNamespace(FloatLogSlider=lambda **settings: SimpleNamespace(**settings))
+    widget = factors.widget(5.0, {}, made, "narrow")
+    slider = {"value": 5.0, "min": -1.0, "max": 2.0, "step": 0.05}
+    assert vars(widget) == {**slider, "description": "size", "style": "narrow", "readout_format": ".4g"}
+    factors.move(widget, 7.0, {})
+    assert widget.value == 7.0
+    for wrong in (True, "5", math.nan, None):
+        with pytest.raises(CourseError, match="^'size' is a number, not "):
+            factors.clamped(wrong, {})
+    assert [controls.as_text(value) for value in (1.0, 0.12345678, 3, "a")] == ["1", "0.123457", "3", "a"]
+
+
+def test_a_button_plays_a_range_from_its_start_when_it_is_at_its_end(monkeypatch):
+    waited = []
+
+    async def at_once(seconds):
+        waited.append(seconds)
+
+    class Button(SimpleNamespace):
+        def observe(self, call, names):
+            self.call = call
+            assert names == "value"
+
+    slider = SimpleNamespace(value=9, min=3, max=9, step=3)
+    made = SimpleNamespace(ToggleButton=lambda **settings: Button(value=True, **settings))
+    button = controls.Range("rows", 3, 9, 3, plays=True).player(slider, made)
+    assert (button.description, button.icon) == ("Play rows", "play")
+
+    async def pressed():
+        assert not button.call({"new": False})
+        await button.call({"new": True})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(controls.asyncio, "sleep", at_once)
+        asyncio.run(pressed())
+    assert waited == [0.6, 0.6] and (slider.value, button.value) == (9, False)
+
+
+def said(explorer) -> list[str]:
+    """Everything of a view but its pictures: words and tables of some states, and its controls."""
+    lines = [repr(explorer.view(**values)) for values in states(explorer, most=8)]
+    panel = explorer.panel()
+    box, shown = panel.children
+    for one in (panel, box, shown, *box.children):
+        names = ("description", "min", "max", "step", "options", "icon", "readout_format", "_dom_classes")
+        lines.append(f"{type(one).__name__} {[getattr(one, name, None) for name in names]}")
+        style = getattr(getattr(one, "style", None), "description_width", None)
+        lines.append(f"{style} {[getattr(one.layout, name) for name in ('flex', 'flex_flow', 'width', 'min_width')]}")
+    return lines
+
+
+@each_view
+def test_no_word_number_or_control_of_a_view_has_changed(make):
+    """What the tests below hold against lessons and planner is some of it; see drawn_figures.py."""
+    lines = said(make())
+    (name,) = (name for name, one in MAKERS.items() if one is make)
+    assert drawn_figures.digest(lines) == drawn_figures.stored()[f"view {name}"], "\n".join(lines)
 
 
 # What is shown
