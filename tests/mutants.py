@@ -39,7 +39,7 @@ ROOMS = {
     "planner": ("plan_by_hand", "plan", "plan_network"),
     "profiler": ("measure",),
     "sharding": ("sharding",),
-    "step_rules": ("step_rules", "training"),
+    "step_rules": ("step_rules",),
     "training": ("step_rules", "training", "multi_worker"),
     "views": ("views",),
 }

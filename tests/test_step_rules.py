@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from course_lib import accumulate, step_rules
+from course_lib import accumulate, step_rules, training
 from course_lib.errors import CourseError
 
 WHAT = "ThisClass"
@@ -137,3 +137,40 @@ def test_what_is_made_outside_the_scope_is_refused_by_its_name():
         "outside was made outside strategy.scope(), so its variables are on one device: "
         "make model, optimizer and metrics inside `with strategy.scope():`."
     )
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def new_class(*bases, **methods):
+    return type("Model", (*bases, *[keras.Model][: OwnStep not in bases]), methods)
+
+
+MULTI, EXACT, GROUPS = training.MultiWorkerFit, training.ExactPartialBatches, accumulate.ExactGroups
+
+
+@pytest.mark.parametrize("bases", [(EXACT, OwnStep), (GROUPS, OwnStep), (EXACT, GROUPS), (GROUPS, EXACT)])
+@pytest.mark.parametrize("outside", [(), (MULTI,)])
+def test_a_second_train_step_is_refused_because_one_would_hide_the_other(outside, bases):
+    above, below = (base.__name__ for base in bases)
+    with pytest.raises(CourseError) as error:
+        new_class(*outside, *bases)
+    assert str(error.value) == (
+        f"Model has two train_steps, of {above} and of {below}, and one would hide the other: "
+        "leave one out; MultiWorkerFit goes first."
+    )
+
+
+@pytest.mark.parametrize("mixin", [MULTI, EXACT, GROUPS])
+def test_a_train_step_above_the_mixins_is_refused(mixin):
+    with pytest.raises(CourseError, match=f"^Model has two train_steps, of Model and of {mixin.__name__}"):
+        new_class(mixin, train_step=OwnStep.train_step)
+
+
+def test_multi_worker_fit_goes_before_any_train_step():
+    assert issubclass(new_class(MULTI, OwnStep), OwnStep)
+    assert issubclass(new_class(MULTI, EXACT), EXACT)
+    with pytest.raises(CourseError, match="of ExactPartialBatches and of MultiWorkerFit.* MultiWorkerFit goes first"):
+        new_class(EXACT, MULTI)

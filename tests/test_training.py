@@ -71,6 +71,171 @@ def loop(strategy, dataset, optimizer) -> Run:
     return Run.of(f"loop, {strategy.num_replicas_in_sync} replicas", model, losses, {"accuracy": accuracy.result()})
 
 
+class ZeroUntilTrained(keras.layers.Layer):
+    """Zeros outside training: the loss is then ln 10 whatever the weights."""
+
+    def call(self, x, training=None):
+        return x if training else 0 * x
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_a_step_trains_in_training_mode(strategy, replicas):
+    with strategy.scope() if replicas > 1 else contextlib.nullcontext():
+        inner, optimizer = new_model(), keras.optimizers.SGD(0.1)
+        model = keras.Model(inner.inputs, ZeroUntilTrained()(inner.outputs[0]))
+    images, labels = data.arrays("digits", "train")
+    if replicas == 1:
+        loss = training.single_device_step(model, optimizer, per_example_loss)(images[:64], labels[:64])
+    else:
+        step = training.replicated_step(strategy, model, optimizer, per_example_loss)
+        (batch,) = strategy.experimental_distribute_dataset(digits(64))
+        loss = step(batch)
+    assert abs(float(loss) - math.log(10)) > 1e-3
+
+
+def test_on_one_device_the_mixin_takes_any_loss_as_keras_does():
+    runs = []
+    for kind in (keras.Model, ExactModel):
+        inner = new_model()
+        model = kind(inner.inputs, inner.outputs)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+        model.compile(keras.optimizers.SGD(1e-3, clipnorm=1.0), loss)
+        history = model.fit(digits(EVEN), shuffle=False, verbose=0).history
+        runs.append(Run.of(kind.__name__, model, history["loss"]))
+    assert_equal(*runs, **FLOAT32)
+
+
+def test_the_logs_of_multi_worker_fit_have_the_axis_that_keras_reduces():
+    """A scalar would be summed away: each log is (1,) on a replica, and holds what Keras' own step gives."""
+    inner = new_model()
+    stock = keras.Model(inner.inputs, inner.outputs)
+    model = type("Model", (training.MultiWorkerFit, keras.Model), {})(inner.inputs, inner.outputs)
+    (batch,) = digits(64)
+    for one in (stock, model):
+        one.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    wanted, found = stock.test_step(batch), model.test_step(batch)
+    assert {name: value.shape.as_list() for name, value in found.items()} == {"loss": [1]}
+    assert float(found["loss"][0]) == pytest.approx(float(wanted["loss"]))
+    assert model.train_step(batch)["loss"].shape.as_list() == [1]
+
+
+@pytest.mark.parametrize("how, replicas", [("step", 1), ("step", 4), ("fit", 1)])
+def test_one_update_by_hand(strategy, how, replicas):
+    """Seven rows times a kernel (2, 1) with L2 of 1/2; the loss is the outputs' mean, 9, and a penalty of 5/2.
+
+    Its gradient is the rows' mean (4, 1) and the kernel.
+    """
+    x = [[1.0, 0.0], [2.0, 2.0], [3.0, 0.0], [4.0, 2.0], [5.0, 0.0], [6.0, 2.0], [7.0, 1.0]]
+    y, outputs = [[0.0]] * 7, [2, 6, 6, 10, 10, 14, 15]
+    strategy = strategy if replicas > 1 else tf.distribute.get_strategy()
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(7)
+    with strategy.scope():
+        layer = keras.layers.Dense(1, use_bias=False, kernel_regularizer=keras.regularizers.L2(0.5))
+        inner = keras.Sequential([keras.Input((2,)), layer])
+        model, squares = ExactModel(inner.inputs, inner.outputs), keras.metrics.MeanSquaredError(name="squares")
+        optimizer = training.AgreeingLossScale(keras.optimizers.SGD(0.1), initial_scale=2.0**10)
+        model.compile(optimizer, lambda labels, outputs: outputs, metrics=[squares])
+    model.set_weights([np.array([[2.0], [1.0]])])
+    if how == "fit":
+        logs = model.fit(batches, shuffle=False, verbose=0).history
+        (loss,), (mean_square,) = logs["loss"], logs["squares"]
+    else:
+        loss_of = lambda labels, outputs: outputs  # noqa: E731, (rows, 1): the mean over the second axis counts
+        if replicas > 1:
+            step = training.replicated_step(strategy, model, optimizer, loss_of, [squares])
+            loss = step(next(iter(strategy.experimental_distribute_dataset(batches))))
+        else:
+            step = training.single_device_step(model, optimizer, loss_of, [squares])
+            loss = step(tf.constant(x), tf.constant(y))
+        mean_square = squares.result()
+    assert (float(loss), float(mean_square)) == pytest.approx((9 + 2.5, sum(one**2 for one in outputs) / 7))
+    np.testing.assert_allclose(model.get_weights()[0], [[2 - 0.1 * (4 + 2)], [1 - 0.1 * (1 + 1)]], rtol=1e-6)
+
+
+def test_a_loss_scale_hands_on_what_is_left_out_of_weight_decay():
+    listed, named, other = (keras.Variable([1.0], name=name) for name in ("listed", "named", "other"))
+    scale = training.AgreeingLossScale(keras.optimizers.AdamW(weight_decay=0.1))
+    scale.exclude_from_weight_decay([listed], ["named"])
+    assert [scale.inner_optimizer._use_weight_decay(one) for one in (listed, named, other)] == [False, False, True]
+
+
+class Tells(keras.layers.Layer):
+    """Passes on what it is given, and tells whether that was in training."""
+
+    def __init__(self, tell):
+        super().__init__()
+        self.tell = tell
+
+    def call(self, x, training=None):
+        self.tell(("training", training))
+        return x
+
+
+@pytest.mark.parametrize("mixin", [training.ExactPartialBatches, accumulate.ExactGroups])
+def test_a_step_hands_on_to_a_models_own_methods_what_keras_step_hands_on(mixin):
+    def told(*bases):
+        found = []
+
+        class Own(*bases, keras.Model):
+            def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+                found.append(("loss", x is rows, y is labels, sample_weight is weights, training))
+                return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+            def compute_metrics(self, x, y, y_pred, sample_weight=None):
+                found.append(("metrics", x is rows, y is labels, sample_weight is weights, y_pred.shape))
+                return super().compute_metrics(x, y, y_pred, sample_weight)
+
+        inputs = keras.Input((2,))
+        dense = keras.layers.Dense(1, kernel_initializer="ones")
+        model = Own(inputs, Tells(found.append)(dense(inputs)))
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer = accumulate.Accumulating(optimizer, 1) if accumulate.ExactGroups in bases else optimizer
+        model.compile(optimizer, "mse", weighted_metrics=["mae"])
+        optimizer.build(model.trainable_variables)
+        found.clear()
+        logs = model.train_step((rows, labels, weights))
+        return found, {name: float(value) for name, value in logs.items()}, model.get_weights()
+
+    rows, labels = tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.constant([[1.0], [2.0]])
+    weights = tf.constant([1.0, 3.0])
+    (wanted, wanted_logs, wanted_weights), (found, logs, found_weights) = told(), told(mixin)
+    assert found == wanted and ("training", True) in found and len(found) == 3
+    assert logs == pytest.approx(wanted_logs)
+    np.testing.assert_allclose(found_weights[0], wanted_weights[0], rtol=1e-6)
+
+
+def test_an_agreeing_loss_scale_takes_kerass_settings_and_tells_what_is_finite():
+    by_place = training.AgreeingLossScale(keras.optimizers.SGD(), 2.0**10, 7)
+    by_name = training.AgreeingLossScale(keras.optimizers.SGD(), initial_scale=2.0**10, dynamic_growth_steps=7)
+    for scale in (by_place, by_name):
+        assert (scale.initial_scale, scale.dynamic_growth_steps) == (1024, 7)
+        assert isinstance(scale.inner_optimizer, keras.optimizers.SGD)
+        found = [bool(scale.check_finite([tf.constant([1.0, last])])) for last in (2.0, math.nan, math.inf)]
+        assert found == [True, False, False]
+
+
+def test_a_resume_point_keeps_two_checkpoints_and_reads_the_chiefs(tmp_path):
+    model, optimizer = new_model(), keras.optimizers.SGD(0.1, momentum=0.9)
+    with pytest.raises(CourseError, match="the optimizer has no variables yet"):
+        training.ResumePoint(tmp_path, model, optimizer)
+    optimizer.build(model.trainable_variables)
+    chief = training.ResumePoint(tmp_path, model, optimizer)
+    others = [training.ResumePoint(str(tmp_path), model, optimizer, is_chief=False) for _ in range(2)]
+    assert chief.restore() == 0, "there is none yet"
+    for steps in (1, 2, 3):
+        optimizer.iterations.assign(steps)
+        chief.save()
+    saved = model.get_weights()
+    assert {path.name for path in (tmp_path / "checkpoint").glob("*.index")} == {"ckpt-2.index", "ckpt-3.index"}
+    optimizer.iterations.assign(9)
+    model.set_weights([0 * weight for weight in saved])
+    for other in others:
+        other.save()
+    assert len(list((tmp_path / "not-the-chiefs").iterdir())) == 2, "each writes beside the chief's"
+    assert others[0].restore() == 3 and int(optimizer.iterations) == 3
+    assert all((one == other).all() for one, other in zip(saved, model.get_weights()))
+
+
 @pytest.mark.parametrize("rows", [EVEN, UNEVEN])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_custom_loop_equals_one_device(strategy, optimizer, rows):
@@ -188,43 +353,6 @@ def test_a_loss_scale_around_another_is_refused():
         training.AgreeingLossScale(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
 
 
-class OwnStep(keras.Model):
-    def train_step(self, data):
-        return super().train_step(data)
-
-
-def new_class(*bases, **methods):
-    return type("Model", (*bases, *[keras.Model][: OwnStep not in bases]), methods)
-
-
-MULTI, EXACT, GROUPS = training.MultiWorkerFit, training.ExactPartialBatches, accumulate.ExactGroups
-
-
-@pytest.mark.parametrize("bases", [(EXACT, OwnStep), (GROUPS, OwnStep), (EXACT, GROUPS), (GROUPS, EXACT)])
-@pytest.mark.parametrize("outside", [(), (MULTI,)])
-def test_a_second_train_step_is_refused_because_one_would_hide_the_other(outside, bases):
-    above, below = (base.__name__ for base in bases)
-    with pytest.raises(CourseError) as error:
-        new_class(*outside, *bases)
-    assert str(error.value) == (
-        f"Model has two train_steps, of {above} and of {below}, and one would hide the other: "
-        "leave one out; MultiWorkerFit goes first."
-    )
-
-
-@pytest.mark.parametrize("mixin", [MULTI, EXACT, GROUPS])
-def test_a_train_step_above_the_mixins_is_refused(mixin):
-    with pytest.raises(CourseError, match=f"^Model has two train_steps, of Model and of {mixin.__name__}"):
-        new_class(mixin, train_step=OwnStep.train_step)
-
-
-def test_multi_worker_fit_goes_before_any_train_step():
-    assert issubclass(new_class(MULTI, OwnStep), OwnStep)
-    assert issubclass(new_class(MULTI, EXACT), EXACT)
-    with pytest.raises(CourseError, match="of ExactPartialBatches and of MultiWorkerFit.* MultiWorkerFit goes first"):
-        new_class(EXACT, MULTI)
-
-
 def test_keras_still_needs_the_mixin(strategy):
     """When this fails, Keras weights uneven shards correctly: remove `ExactPartialBatches` (see keras pull 20609)."""
     one = fit(tf.distribute.get_strategy(), digits(UNEVEN), OPTIMIZERS["momentum"], exact=False)
@@ -266,91 +394,3 @@ except tf.errors.OpError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip().endswith("True"), done.stdout + done.stderr
-
-
-class ZeroUntilTrained(keras.layers.Layer):
-    """Zeros outside training: the loss is then ln 10 whatever the weights."""
-
-    def call(self, x, training=None):
-        return x if training else 0 * x
-
-
-@pytest.mark.parametrize("replicas", [1, 4])
-def test_a_step_trains_in_training_mode(strategy, replicas):
-    with strategy.scope() if replicas > 1 else contextlib.nullcontext():
-        inner, optimizer = new_model(), keras.optimizers.SGD(0.1)
-        model = keras.Model(inner.inputs, ZeroUntilTrained()(inner.outputs[0]))
-    images, labels = data.arrays("digits", "train")
-    if replicas == 1:
-        loss = training.single_device_step(model, optimizer, per_example_loss)(images[:64], labels[:64])
-    else:
-        step = training.replicated_step(strategy, model, optimizer, per_example_loss)
-        (batch,) = strategy.experimental_distribute_dataset(digits(64))
-        loss = step(batch)
-    assert abs(float(loss) - math.log(10)) > 1e-3
-
-
-def test_on_one_device_the_mixin_takes_any_loss_as_keras_does():
-    runs = []
-    for kind in (keras.Model, ExactModel):
-        inner = new_model()
-        model = kind(inner.inputs, inner.outputs)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
-        model.compile(keras.optimizers.SGD(1e-3, clipnorm=1.0), loss)
-        history = model.fit(digits(EVEN), shuffle=False, verbose=0).history
-        runs.append(Run.of(kind.__name__, model, history["loss"]))
-    assert_equal(*runs, **FLOAT32)
-
-
-def test_the_logs_of_multi_worker_fit_have_the_axis_that_keras_reduces():
-    """A scalar would be summed away: each log is (1,) on a replica, and holds what Keras' own step gives."""
-    inner = new_model()
-    stock = keras.Model(inner.inputs, inner.outputs)
-    model = type("Model", (training.MultiWorkerFit, keras.Model), {})(inner.inputs, inner.outputs)
-    (batch,) = digits(64)
-    for one in (stock, model):
-        one.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    wanted, found = stock.test_step(batch), model.test_step(batch)
-    assert {name: value.shape.as_list() for name, value in found.items()} == {"loss": [1]}
-    assert float(found["loss"][0]) == pytest.approx(float(wanted["loss"]))
-    assert model.train_step(batch)["loss"].shape.as_list() == [1]
-
-
-@pytest.mark.parametrize("how, replicas", [("step", 1), ("step", 4), ("fit", 1)])
-def test_one_update_by_hand(strategy, how, replicas):
-    """Seven rows times a kernel (2, 1) with L2 of 1/2; the loss is the outputs' mean, 9, and a penalty of 5/2.
-
-    Its gradient is the rows' mean (4, 1) and the kernel.
-    """
-    x = [[1.0, 0.0], [2.0, 2.0], [3.0, 0.0], [4.0, 2.0], [5.0, 0.0], [6.0, 2.0], [7.0, 1.0]]
-    y, outputs = [[0.0]] * 7, [2, 6, 6, 10, 10, 14, 15]
-    strategy = strategy if replicas > 1 else tf.distribute.get_strategy()
-    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(7)
-    with strategy.scope():
-        layer = keras.layers.Dense(1, use_bias=False, kernel_regularizer=keras.regularizers.L2(0.5))
-        inner = keras.Sequential([keras.Input((2,)), layer])
-        model, squares = ExactModel(inner.inputs, inner.outputs), keras.metrics.MeanSquaredError(name="squares")
-        optimizer = training.AgreeingLossScale(keras.optimizers.SGD(0.1), initial_scale=2.0**10)
-        model.compile(optimizer, lambda labels, outputs: outputs, metrics=[squares])
-    model.set_weights([np.array([[2.0], [1.0]])])
-    if how == "fit":
-        logs = model.fit(batches, shuffle=False, verbose=0).history
-        (loss,), (mean_square,) = logs["loss"], logs["squares"]
-    else:
-        loss_of = lambda labels, outputs: outputs  # noqa: E731, (rows, 1): the mean over the second axis counts
-        if replicas > 1:
-            step = training.replicated_step(strategy, model, optimizer, loss_of, [squares])
-            loss = step(next(iter(strategy.experimental_distribute_dataset(batches))))
-        else:
-            step = training.single_device_step(model, optimizer, loss_of, [squares])
-            loss = step(tf.constant(x), tf.constant(y))
-        mean_square = squares.result()
-    assert (float(loss), float(mean_square)) == pytest.approx((9 + 2.5, sum(one**2 for one in outputs) / 7))
-    np.testing.assert_allclose(model.get_weights()[0], [[2 - 0.1 * (4 + 2)], [1 - 0.1 * (1 + 1)]], rtol=1e-6)
-
-
-def test_a_loss_scale_hands_on_what_is_left_out_of_weight_decay():
-    listed, named, other = (keras.Variable([1.0], name=name) for name in ("listed", "named", "other"))
-    scale = training.AgreeingLossScale(keras.optimizers.AdamW(weight_decay=0.1))
-    scale.exclude_from_weight_decay([listed], ["named"])
-    assert [scale.inner_optimizer._use_weight_decay(one) for one in (listed, named, other)] == [False, False, True]
