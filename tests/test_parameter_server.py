@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -28,6 +29,85 @@ def new_model():
 def new_batches(count):
     draw = np.random.default_rng(0)
     return [(draw.integers(0, ROWS, (8, 4), "int32"), draw.integers(0, 3, 8, "int32")) for _ in range(count)]
+
+
+class AtOnce:
+    """A coordinator that computes a step when it is scheduled, and counts how often it is waited for."""
+
+    joined = 0
+
+    def schedule(self, step, args):
+        result = step(*args)
+        return SimpleNamespace(get=lambda: result)
+
+    def join(self):
+        self.joined += 1
+
+
+class DoublesInTraining(keras.layers.Layer):
+    def call(self, x, training=None):
+        return 2 * x if training else x
+
+
+def linear_model(units=1):
+    """x times a kernel of ones, with an L2 penalty of half its square, doubled in training; and a layer beside it."""
+    settings = {"use_bias": False, "kernel_initializer": "ones"}
+    x = keras.Input((2,))
+    kernel = keras.layers.Dense(units, kernel_regularizer=keras.regularizers.L2(0.5), **settings)
+    return keras.Model(x, [DoublesInTraining()(kernel(x)), keras.layers.Dense(1, **settings)(x)], name="linear")
+
+
+def test_updates_by_hand():
+    """The outputs' mean is the loss: its gradient is twice the rows' mean (2, 3), and the penalty adds the kernel."""
+    model, optimizer = linear_model(), keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    everywhere, coordinator = tf.distribute.get_strategy(), AtOnce()
+    first_output = lambda y, outputs: outputs[0] - y  # noqa: E731
+    step = parameter_server.asynchronous_step(everywhere, model, optimizer, first_output)
+    batch = tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.zeros((2, 1))
+    (update,) = parameter_server.run_steps(coordinator, step, [batch])
+    assert update == parameter_server.Update(loss=2 * 5 + 1, staleness=0) and coordinator.joined == 1
+    kernel, beside = model.get_weights()
+    np.testing.assert_allclose(kernel, [[1 - 0.1 * (4 + 1)], [1 - 0.1 * (6 + 1)]], rtol=1e-6)
+    assert (beside == 1).all() and int(optimizer.iterations) == 1
+    updates = parameter_server.run_steps(coordinator, step, [batch, batch], one_at_a_time=True)
+    assert [one.staleness for one in updates] == [0, 0] and coordinator.joined == 1 + 3
+
+
+def test_an_evaluation_by_hand():
+    """Batches of two rows and of one; the loss of a row is its label, and training would double the logits."""
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, DoublesInTraining()(inputs))
+    seen = []
+
+    def loss(y, logits):
+        seen.append(logits)
+        return tf.cast(y, tf.float32) + 0 * logits[:, 0]
+
+    batches = [
+        (tf.constant([[1.0, 0, 0], [0, 0, 1.0]]), tf.constant([0, 1])),
+        (tf.constant([[0, 1.0, 0]]), tf.constant([1])),
+    ]
+    coordinator = AtOnce()
+    tf.config.run_functions_eagerly(True)
+    try:
+        found = parameter_server.evaluate(tf.distribute.get_strategy(), coordinator, model, loss, batches)
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert found == pytest.approx((2 / 3, 2 / 3)) and coordinator.joined == 1
+    assert [float(logits.numpy().max()) for logits in seen] == [1, 1]
+
+
+def test_what_is_made_outside_the_scope_or_not_built_is_refused():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        inside, optimizer = linear_model(), keras.optimizers.SGD(name="inside")
+    outside, other = linear_model(), keras.optimizers.SGD(name="outside")
+    for model, chosen, name in ((outside, optimizer, "linear"), (inside, other, "outside")):
+        with pytest.raises(CourseError, match=f"^{name} was made outside strategy.scope"):
+            parameter_server.asynchronous_step(strategy, model, chosen, LOSS)
+    with pytest.raises(CourseError, match="^the model later is not built"):
+        later = keras.Sequential([keras.layers.Dense(1)], name="later")
+        parameter_server.asynchronous_step(strategy, later, optimizer, LOSS)
 
 
 def program(task):
