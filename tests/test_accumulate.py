@@ -77,6 +77,223 @@ def loop_step(strategy, model):
     return step, tf.function(lambda: strategy.run(optimizer.apply_rest))
 
 
+def refused(call) -> str:
+    with pytest.raises(CourseError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_group_by_hand():
+    """Three micro-batches of equal weight; then a group that is not full, of one row and three."""
+    variable, optimizer = keras.Variable([1.0, 2.0]), accumulate.Accumulating(keras.optimizers.SGD(1.0), 3)
+    optimizer.apply_rest()  # has no sums yet
+    optimizer.build([variable])
+    optimizer.apply_rest()
+    for gradient, after in (([3.0, 6.0], [1, 2]), ([0.0, 3.0], [1, 2]), ([6.0, 0.0], [1 - 3, 2 - 3])):
+        optimizer.apply([tf.constant(gradient)])
+        np.testing.assert_allclose(variable, after, rtol=1e-6)
+    for rows, gradient in ((1, [4.0, 0.0]), (3, [0.0, 4.0])):
+        optimizer.apply([tf.constant(gradient)], rows=rows)
+    for _ in range(2):  # the second time there is no rest
+        optimizer.apply_rest()
+        np.testing.assert_allclose(variable, [-2 - 1, -1 - 3], rtol=1e-6)
+        assert int(optimizer.iterations) == 2
+
+
+def test_settings_are_the_inner_optimizers():
+    inner = keras.optimizers.LossScaleOptimizer(keras.optimizers.AdamW(0.5, weight_decay=0.1))
+    optimizer = accumulate.Accumulating(inner, 2, name="mine")
+    assert float(optimizer.learning_rate) == 0.5
+    optimizer.learning_rate = 0.25
+    again = accumulate.Accumulating.from_config(optimizer.get_config())
+    assert (again.name, again.micro_batches, float(again.inner_optimizer.learning_rate)) == ("mine", 2, 0.25)
+    listed, named, other = (keras.Variable([1.0], name=name) for name in ("listed", "named", "other"))
+    optimizer.exclude_from_weight_decay([listed], ["named"])
+    decays = inner.inner_optimizer._use_weight_decay
+    assert [decays(one) for one in (listed, named, other)] == [False, False, True]
+
+
+@pytest.mark.parametrize("dtype, wanted", [("float16", "float32"), ("bfloat16", "float32"), ("float64", "float64")])
+def test_a_sum_is_as_precise_as_its_variable_or_float32(dtype, wanted):
+    optimizer = accumulate.Accumulating("sgd", 2)
+    optimizer.build([keras.Variable([1.0, 2.0], dtype=dtype)])
+    (total,) = optimizer.sums
+    assert (total.dtype, total.shape, total.numpy().tolist()) == (wanted, (2,), [0, 0])
+
+
+@pytest.mark.parametrize("sizes, wanted", [((4, 1), 4), ((4, 4), 1), ((12, 3, 2), 2), ((1, 1, 1), 1)])
+def test_the_size_of_a_micro_batch(sizes, wanted):
+    assert accumulate.micro_batch_size(*sizes) == wanted
+
+
+def test_set_weights_takes_the_inner_optimizers_too():
+    def trained(steps):
+        optimizer, variable = accumulate.Accumulating(keras.optimizers.Adam(0.1), 2), keras.Variable([1.0, 2.0])
+        optimizer.build([variable])
+        for _ in range(steps):
+            optimizer.apply([tf.constant([0.5, -1.0])])
+        return optimizer
+
+    one, other = trained(5), trained(0)
+    other.set_weights(one.variables)
+    assert int(other.iterations) == 2 and int(other.added) == 1
+    for here, there in zip(one.variables, other.variables):
+        np.testing.assert_array_equal(here.numpy(), there.numpy())
+
+
+def test_a_tf_variable_is_taken_as_kerass_own_optimizers_take_it():
+    plain, accumulating = keras.optimizers.SGD(0.1), accumulate.Accumulating(keras.optimizers.SGD(0.1), 1)
+    ends = []
+    for optimizer in (plain, accumulating):
+        variables = [tf.Variable([1.0, 2.0], name="theirs"), keras.Variable([3.0])]
+        optimizer.build(variables)
+        optimizer.apply([tf.constant([0.5, -1.0]), tf.constant([2.0])], variables)
+        ends.append(np.concatenate([np.ravel(variable.numpy()) for variable in variables]))
+    np.testing.assert_allclose(*ends, rtol=1e-6)
+
+
+def test_stateless_apply_is_refused_on_tensorflow_as_keras_refuses_it():
+    optimizer = accumulate.Accumulating(keras.optimizers.SGD(0.1), 2)
+    optimizer.build([keras.Variable([1.0])])
+    with pytest.raises(ValueError, match="not supported with the TensorFlow backend"):
+        optimizer.stateless_apply([], [], [])
+
+
+def test_gradients_may_come_in_any_order():
+    draw = np.random.default_rng(0)
+
+    def run(optimizer, direction):
+        model = models.mlp((8, 8, 1), classes=10)
+        optimizer.build(model.trainable_variables)
+        gradients = [tf.constant(draw.normal(size=v.shape), "float32") for v in model.trainable_variables]
+        optimizer.apply(gradients[::direction], model.trainable_variables[::direction])
+        return gradients, model.get_weights(), models.mlp((8, 8, 1), classes=10).get_weights()
+
+    gradients, after, before = run(accumulate.Accumulating(keras.optimizers.SGD(1.0), 1), -1)
+    for gradient, new, old in zip(gradients, after, before):
+        np.testing.assert_allclose(new, old - gradient, rtol=1e-6)
+
+
+def test_two_outputs_in_fit():
+    def run(size, optimizer, kind):
+        inputs = keras.Input((8, 8, 1))
+        x = keras.layers.Flatten()(inputs)
+        heads = [
+            keras.layers.Dense(10, kernel_initializer=keras.initializers.GlorotUniform(seed=seed))(x) for seed in (1, 2)
+        ]
+        model = kind(inputs, heads)
+        model.compile(optimizer, [cross_entropy, cross_entropy])
+        model.fit(batches(size).map(lambda x, y: (x, (y, y))), shuffle=False, verbose=0)
+        return Run.of(f"batches of {size}", model)
+
+    sgd = OPTIMIZERS["momentum"]
+    assert_equal(run(GROUP, sgd(), keras.Model), run(MICRO_BATCH, accumulate.Accumulating(sgd(), K), Model), **FLOAT32)
+
+
+@pytest.mark.parametrize("policy", ["bfloat16", "float16"])
+def test_weights_of_half_precision_are_summed_in_float32(policy):
+    def run(size, optimizer):
+        model = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10, dtype=policy)])
+        model.set_weights([np.zeros((64, 10)), np.zeros(10)])
+        optimizer.build(model.trainable_variables)
+        for x, y in batches(size, GROUP):
+            with tf.GradientTape() as tape:
+                loss = cross_entropy(y, model(x))
+            optimizer.apply(tape.gradient(loss, model.trainable_variables))
+        return Run(f"batches of {size}", {v.path: np.float32(v) for v in model.weights})
+
+    adam = OPTIMIZERS["adam"]
+    big, group = run(GROUP, adam()), run(MICRO_BATCH, accumulate.Accumulating(adam(), K))
+    assert_equal(big, group, relative=2e-2, reason=f"each micro-batch's gradient is rounded to {policy}")
+
+
+def test_a_model_with_exact_groups_goes_on_from_its_file(tmp_path):
+    optimizer, rows = OPTIMIZERS["adam"], 2 * GROUP
+    model = new_model(alone, optimizer)
+    model.fit(batches(MICRO_BATCH, GROUP), shuffle=False, verbose=0, callbacks=keras.callbacks.History())
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras", custom_objects={"Model": Model})
+    again.fit(batches(MICRO_BATCH, rows).skip(K), shuffle=False, verbose=0)
+    assert again.optimizer.iterations.numpy() == 2
+    assert_equal(Run("big batch", big_batch(optimizer, rows).weights), Run.of("resumed", again), **FLOAT32)
+
+
+def test_refusals(two):
+    sgd = keras.optimizers.SGD
+    for k in (0, 2.5, "4", None):
+        assert f"1 or more, not {k!r}" in refused(lambda k=k: accumulate.Accumulating("sgd", k))
+    assert "leave its gradient_accumulation_steps out" in refused(
+        lambda: accumulate.Accumulating(keras.optimizers.LossScaleOptimizer(sgd(gradient_accumulation_steps=2)), 2)
+    )
+    assert "take a multiple of 12, such as 96." in refused(lambda: accumulate.micro_batch_size(100, 3, 4))
+    assert "take a multiple of 12, such as 12." in refused(lambda: accumulate.micro_batch_size(1, 3, 4))
+    two_variables = accumulate.Accumulating("sgd", 2)
+    two_variables.build([keras.Variable([1.0]), keras.Variable([1.0])])
+    assert "1 gradients for 2 variables: pass one" in refused(lambda: two_variables.apply([tf.constant([1.0])]))
+    assert "are 1 or more, not 16, 0 and 1" in refused(lambda: accumulate.micro_batch_size(16, 0))
+    assert accumulate.micro_batch_size(96, 3, 4) == 8
+    with two.scope():
+        model, unbuilt = models.mlp((8, 8, 1), classes=10), accumulate.Accumulating(sgd(), 2)
+
+    def step():
+        zeros = [tf.zeros(v.shape) for v in model.trainable_variables]
+        two.run(lambda: unbuilt.apply(zeros, model.trainable_variables))
+
+    assert "call optimizer.build(model.trainable_variables)" in refused(step)
+    built = new_model(alone, sgd).optimizer
+    assert "3 gradients for 4 variables (none for logits/bias)" in refused(lambda: built.apply([1.0, 1.0, 1.0, None]))
+    float8 = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+    float8.quantize("float8")
+    assert "accumulate in another precision" in refused(
+        lambda: accumulate.Accumulating("sgd", 2).build(float8.trainable_variables)
+    )
+    plain = Model(model.inputs, model.outputs)
+    plain.compile("sgd", cross_entropy)
+    assert "ExactGroups is for accumulate.Accumulating" in refused(lambda: plain.fit(batches(GROUP), verbose=0))
+    for scale in (keras.optimizers.LossScaleOptimizer, training.AgreeingLossScale):
+        assert "put it inside" in refused(lambda scale=scale: scale(accumulate.Accumulating("sgd", 2)))
+    half = keras.Model(model.inputs, model.outputs)
+    half.dtype_policy = keras.DTypePolicy("mixed_float16")
+    scaled = keras.optimizers.LossScaleOptimizer(sgd())
+    assert "auto_scale_loss=False" in refused(lambda: half.compile(accumulate.Accumulating(scaled, 2), cross_entropy))
+    half.compile(accumulate.Accumulating(scaled, 2), cross_entropy, auto_scale_loss=False)
+
+
+class Counts(keras.callbacks.Callback):
+    epochs = 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs += 1
+
+
+@pytest.mark.parametrize("how", ["none", "one", "several", "by place"])
+def test_fit_keeps_the_callbacks_that_it_is_given(how):
+    model, own = new_model(alone, OPTIMIZERS["momentum"]), Counts()
+    rows, given = batches(GROUP, 70), {"one": own, "several": [Counts(), own], "none": None}.get(how)
+    if how == "by place":
+        history = model.fit(rows, None, None, 2, 0, [own])
+    else:
+        history = model.fit(rows, epochs=2, verbose=0, callbacks=given)
+    assert own.epochs == (0 if how == "none" else 2) and len(history.history["loss"]) == 2
+    # 70 rows are two micro-batches here, and an epoch's end updates from them
+    assert int(model.optimizer.iterations) == 2 and int(model.optimizer.added.numpy()) == 0
+
+
+def test_an_accumulating_optimizers_own_variables_are_named_and_not_trained():
+    variable = keras.Variable([[1.0, 2.0]], name="kernel")
+    optimizer = accumulate.Accumulating(keras.optimizers.SGD(0.5), 2, name="mine")
+    optimizer.build([variable])
+    own = {one.name: one for one in (*optimizer.sums, optimizer.examples, optimizer.added)}
+    assert list(own) == ["kernel_sum", "examples", "micro_batches_added"]
+    assert [tuple(one.shape) for one in own.values()] == [(1, 2), (), ()]
+    assert [one.dtype for one in own.values()] == ["float32", "float32", "int32"]
+    assert not any(one.trainable for one in own.values()) and all(
+        any(one is kept for kept in optimizer.variables) for one in own.values()
+    )
+    assert (optimizer.name, optimizer.micro_batches, accumulate.Accumulating("sgd", 1).micro_batches) == ("mine", 2, 1)
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_fit_equals_the_big_batch(two, optimizer, replicas):
@@ -286,186 +503,3 @@ def test_two_workers_equal_the_big_batch_and_send_a_quarter():
             assert_equal(Run("big batch", expected.weights), run, **FLOAT32)
         # The rest is what the workers say to each other about each step, however small it is.
         assert sent[K] / sent[1] == pytest.approx(1 / K, abs=0.05)
-
-
-def refused(call) -> str:
-    with pytest.raises(CourseError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def test_a_group_by_hand():
-    """Three micro-batches of equal weight; then a group that is not full, of one row and three."""
-    variable, optimizer = keras.Variable([1.0, 2.0]), accumulate.Accumulating(keras.optimizers.SGD(1.0), 3)
-    optimizer.apply_rest()  # has no sums yet
-    optimizer.build([variable])
-    optimizer.apply_rest()
-    for gradient, after in (([3.0, 6.0], [1, 2]), ([0.0, 3.0], [1, 2]), ([6.0, 0.0], [1 - 3, 2 - 3])):
-        optimizer.apply([tf.constant(gradient)])
-        np.testing.assert_allclose(variable, after, rtol=1e-6)
-    for rows, gradient in ((1, [4.0, 0.0]), (3, [0.0, 4.0])):
-        optimizer.apply([tf.constant(gradient)], rows=rows)
-    for _ in range(2):  # the second time there is no rest
-        optimizer.apply_rest()
-        np.testing.assert_allclose(variable, [-2 - 1, -1 - 3], rtol=1e-6)
-        assert int(optimizer.iterations) == 2
-
-
-def test_settings_are_the_inner_optimizers():
-    inner = keras.optimizers.LossScaleOptimizer(keras.optimizers.AdamW(0.5, weight_decay=0.1))
-    optimizer = accumulate.Accumulating(inner, 2, name="mine")
-    assert float(optimizer.learning_rate) == 0.5
-    optimizer.learning_rate = 0.25
-    again = accumulate.Accumulating.from_config(optimizer.get_config())
-    assert (again.name, again.micro_batches, float(again.inner_optimizer.learning_rate)) == ("mine", 2, 0.25)
-    listed, named, other = (keras.Variable([1.0], name=name) for name in ("listed", "named", "other"))
-    optimizer.exclude_from_weight_decay([listed], ["named"])
-    decays = inner.inner_optimizer._use_weight_decay
-    assert [decays(one) for one in (listed, named, other)] == [False, False, True]
-
-
-@pytest.mark.parametrize("dtype, wanted", [("float16", "float32"), ("bfloat16", "float32"), ("float64", "float64")])
-def test_a_sum_is_as_precise_as_its_variable_or_float32(dtype, wanted):
-    optimizer = accumulate.Accumulating("sgd", 2)
-    optimizer.build([keras.Variable([1.0, 2.0], dtype=dtype)])
-    (total,) = optimizer.sums
-    assert (total.dtype, total.shape, total.numpy().tolist()) == (wanted, (2,), [0, 0])
-
-
-@pytest.mark.parametrize("sizes, wanted", [((4, 1), 4), ((4, 4), 1), ((12, 3, 2), 2), ((1, 1, 1), 1)])
-def test_the_size_of_a_micro_batch(sizes, wanted):
-    assert accumulate.micro_batch_size(*sizes) == wanted
-
-
-def test_set_weights_takes_the_inner_optimizers_too():
-    def trained(steps):
-        optimizer, variable = accumulate.Accumulating(keras.optimizers.Adam(0.1), 2), keras.Variable([1.0, 2.0])
-        optimizer.build([variable])
-        for _ in range(steps):
-            optimizer.apply([tf.constant([0.5, -1.0])])
-        return optimizer
-
-    one, other = trained(5), trained(0)
-    other.set_weights(one.variables)
-    assert int(other.iterations) == 2 and int(other.added) == 1
-    for here, there in zip(one.variables, other.variables):
-        np.testing.assert_array_equal(here.numpy(), there.numpy())
-
-
-def test_a_tf_variable_is_taken_as_kerass_own_optimizers_take_it():
-    plain, accumulating = keras.optimizers.SGD(0.1), accumulate.Accumulating(keras.optimizers.SGD(0.1), 1)
-    ends = []
-    for optimizer in (plain, accumulating):
-        variables = [tf.Variable([1.0, 2.0], name="theirs"), keras.Variable([3.0])]
-        optimizer.build(variables)
-        optimizer.apply([tf.constant([0.5, -1.0]), tf.constant([2.0])], variables)
-        ends.append(np.concatenate([np.ravel(variable.numpy()) for variable in variables]))
-    np.testing.assert_allclose(*ends, rtol=1e-6)
-
-
-def test_stateless_apply_is_refused_on_tensorflow_as_keras_refuses_it():
-    optimizer = accumulate.Accumulating(keras.optimizers.SGD(0.1), 2)
-    optimizer.build([keras.Variable([1.0])])
-    with pytest.raises(ValueError, match="not supported with the TensorFlow backend"):
-        optimizer.stateless_apply([], [], [])
-
-
-def test_gradients_may_come_in_any_order():
-    draw = np.random.default_rng(0)
-
-    def run(optimizer, direction):
-        model = models.mlp((8, 8, 1), classes=10)
-        optimizer.build(model.trainable_variables)
-        gradients = [tf.constant(draw.normal(size=v.shape), "float32") for v in model.trainable_variables]
-        optimizer.apply(gradients[::direction], model.trainable_variables[::direction])
-        return gradients, model.get_weights(), models.mlp((8, 8, 1), classes=10).get_weights()
-
-    gradients, after, before = run(accumulate.Accumulating(keras.optimizers.SGD(1.0), 1), -1)
-    for gradient, new, old in zip(gradients, after, before):
-        np.testing.assert_allclose(new, old - gradient, rtol=1e-6)
-
-
-def test_two_outputs_in_fit():
-    def run(size, optimizer, kind):
-        inputs = keras.Input((8, 8, 1))
-        x = keras.layers.Flatten()(inputs)
-        heads = [
-            keras.layers.Dense(10, kernel_initializer=keras.initializers.GlorotUniform(seed=seed))(x) for seed in (1, 2)
-        ]
-        model = kind(inputs, heads)
-        model.compile(optimizer, [cross_entropy, cross_entropy])
-        model.fit(batches(size).map(lambda x, y: (x, (y, y))), shuffle=False, verbose=0)
-        return Run.of(f"batches of {size}", model)
-
-    sgd = OPTIMIZERS["momentum"]
-    assert_equal(run(GROUP, sgd(), keras.Model), run(MICRO_BATCH, accumulate.Accumulating(sgd(), K), Model), **FLOAT32)
-
-
-@pytest.mark.parametrize("policy", ["bfloat16", "float16"])
-def test_weights_of_half_precision_are_summed_in_float32(policy):
-    def run(size, optimizer):
-        model = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10, dtype=policy)])
-        model.set_weights([np.zeros((64, 10)), np.zeros(10)])
-        optimizer.build(model.trainable_variables)
-        for x, y in batches(size, GROUP):
-            with tf.GradientTape() as tape:
-                loss = cross_entropy(y, model(x))
-            optimizer.apply(tape.gradient(loss, model.trainable_variables))
-        return Run(f"batches of {size}", {v.path: np.float32(v) for v in model.weights})
-
-    adam = OPTIMIZERS["adam"]
-    big, group = run(GROUP, adam()), run(MICRO_BATCH, accumulate.Accumulating(adam(), K))
-    assert_equal(big, group, relative=2e-2, reason=f"each micro-batch's gradient is rounded to {policy}")
-
-
-def test_a_model_with_exact_groups_goes_on_from_its_file(tmp_path):
-    optimizer, rows = OPTIMIZERS["adam"], 2 * GROUP
-    model = new_model(alone, optimizer)
-    model.fit(batches(MICRO_BATCH, GROUP), shuffle=False, verbose=0, callbacks=keras.callbacks.History())
-    model.save(tmp_path / "model.keras")
-    again = keras.models.load_model(tmp_path / "model.keras", custom_objects={"Model": Model})
-    again.fit(batches(MICRO_BATCH, rows).skip(K), shuffle=False, verbose=0)
-    assert again.optimizer.iterations.numpy() == 2
-    assert_equal(Run("big batch", big_batch(optimizer, rows).weights), Run.of("resumed", again), **FLOAT32)
-
-
-def test_refusals(two):
-    sgd = keras.optimizers.SGD
-    for k in (0, 2.5, "4", None):
-        assert f"1 or more, not {k!r}" in refused(lambda k=k: accumulate.Accumulating("sgd", k))
-    assert "leave its gradient_accumulation_steps out" in refused(
-        lambda: accumulate.Accumulating(keras.optimizers.LossScaleOptimizer(sgd(gradient_accumulation_steps=2)), 2)
-    )
-    assert "take a multiple of 12, such as 96." in refused(lambda: accumulate.micro_batch_size(100, 3, 4))
-    assert "take a multiple of 12, such as 12." in refused(lambda: accumulate.micro_batch_size(1, 3, 4))
-    two_variables = accumulate.Accumulating("sgd", 2)
-    two_variables.build([keras.Variable([1.0]), keras.Variable([1.0])])
-    assert "1 gradients for 2 variables: pass one" in refused(lambda: two_variables.apply([tf.constant([1.0])]))
-    assert "are 1 or more, not 16, 0 and 1" in refused(lambda: accumulate.micro_batch_size(16, 0))
-    assert accumulate.micro_batch_size(96, 3, 4) == 8
-    with two.scope():
-        model, unbuilt = models.mlp((8, 8, 1), classes=10), accumulate.Accumulating(sgd(), 2)
-
-    def step():
-        zeros = [tf.zeros(v.shape) for v in model.trainable_variables]
-        two.run(lambda: unbuilt.apply(zeros, model.trainable_variables))
-
-    assert "call optimizer.build(model.trainable_variables)" in refused(step)
-    built = new_model(alone, sgd).optimizer
-    assert "3 gradients for 4 variables (none for logits/bias)" in refused(lambda: built.apply([1.0, 1.0, 1.0, None]))
-    float8 = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
-    float8.quantize("float8")
-    assert "accumulate in another precision" in refused(
-        lambda: accumulate.Accumulating("sgd", 2).build(float8.trainable_variables)
-    )
-    plain = Model(model.inputs, model.outputs)
-    plain.compile("sgd", cross_entropy)
-    assert "ExactGroups is for accumulate.Accumulating" in refused(lambda: plain.fit(batches(GROUP), verbose=0))
-    for scale in (keras.optimizers.LossScaleOptimizer, training.AgreeingLossScale):
-        assert "put it inside" in refused(lambda scale=scale: scale(accumulate.Accumulating("sgd", 2)))
-    half = keras.Model(model.inputs, model.outputs)
-    half.dtype_policy = keras.DTypePolicy("mixed_float16")
-    scaled = keras.optimizers.LossScaleOptimizer(sgd())
-    assert "auto_scale_loss=False" in refused(lambda: half.compile(accumulate.Accumulating(scaled, 2), cross_entropy))
-    half.compile(accumulate.Accumulating(scaled, 2), cross_entropy, auto_scale_loss=False)
