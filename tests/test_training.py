@@ -173,7 +173,7 @@ class Tells(keras.layers.Layer):
 
 @pytest.mark.parametrize("mixin", [training.ExactPartialBatches, accumulate.ExactGroups])
 def test_a_step_hands_on_to_a_models_own_methods_what_keras_step_hands_on(mixin):
-    def told(*bases):
+    def handed_on(*bases):
         found = []
 
         class Own(*bases, keras.Model):
@@ -198,7 +198,7 @@ def test_a_step_hands_on_to_a_models_own_methods_what_keras_step_hands_on(mixin)
 
     rows, labels = tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.constant([[1.0], [2.0]])
     weights = tf.constant([1.0, 3.0])
-    (wanted, wanted_logs, wanted_weights), (found, logs, found_weights) = told(), told(mixin)
+    (wanted, wanted_logs, wanted_weights), (found, logs, found_weights) = handed_on(), handed_on(mixin)
     assert found == wanted and ("training", True) in found and len(found) == 3
     assert logs == pytest.approx(wanted_logs)
     np.testing.assert_allclose(found_weights[0], wanted_weights[0], rtol=1e-6)
