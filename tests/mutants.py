@@ -32,7 +32,7 @@ SAME = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf
 ROOMS = {
     **{room: (room,) for room in ("collectives", "compare", "data", "hangs", "measure", "models", "pipeline")},
     **{room: (room,) for room in ("parameter_server", "precision", "report", "show", "table", "tcp_bytes", "tpu")},
-    "accumulate": ("accumulate", "jax_only"),
+    "accumulate": ("step_rules", "accumulate", "jax_only"),
     "cluster": ("cluster_kubernetes", "cluster_rendezvous", "cluster"),
     "devices": ("devices",),
     "layout_maps": ("sharding",),

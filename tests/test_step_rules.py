@@ -174,3 +174,48 @@ def test_multi_worker_fit_goes_before_any_train_step():
     assert issubclass(new_class(MULTI, EXACT), EXACT)
     with pytest.raises(CourseError, match="of ExactPartialBatches and of MultiWorkerFit.* MultiWorkerFit goes first"):
         new_class(EXACT, MULTI)
+
+
+class Tells(keras.layers.Layer):
+    """Passes on what it is given, and tells whether that was in training."""
+
+    def __init__(self, tell):
+        super().__init__()
+        self.tell = tell
+
+    def call(self, x, training=None):
+        self.tell(("training", training))
+        return x
+
+
+@pytest.mark.parametrize("mixin", [training.ExactPartialBatches, accumulate.ExactGroups])
+def test_a_step_hands_on_to_a_models_own_methods_what_keras_step_hands_on(mixin):
+    def handed_on(*bases):
+        found = []
+
+        class Own(*bases, keras.Model):
+            def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+                found.append(("loss", x is rows, y is labels, sample_weight is weights, training))
+                return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+            def compute_metrics(self, x, y, y_pred, sample_weight=None):
+                found.append(("metrics", x is rows, y is labels, sample_weight is weights, y_pred.shape))
+                return super().compute_metrics(x, y, y_pred, sample_weight)
+
+        inputs = keras.Input((2,))
+        dense = keras.layers.Dense(1, kernel_initializer="ones")
+        model = Own(inputs, Tells(found.append)(dense(inputs)))
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer = accumulate.Accumulating(optimizer, 1) if accumulate.ExactGroups in bases else optimizer
+        model.compile(optimizer, "mse", weighted_metrics=["mae"])
+        optimizer.build(model.trainable_variables)
+        found.clear()
+        logs = model.train_step((rows, labels, weights))
+        return found, {name: float(value) for name, value in logs.items()}, model.get_weights()
+
+    rows, labels = tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.constant([[1.0], [2.0]])
+    weights = tf.constant([1.0, 3.0])
+    (wanted, wanted_logs, wanted_weights), (found, logs, found_weights) = handed_on(), handed_on(mixin)
+    assert found == wanted and ("training", True) in found and len(found) == 3
+    assert logs == pytest.approx(wanted_logs)
+    np.testing.assert_allclose(found_weights[0], wanted_weights[0], rtol=1e-6)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from course_lib import accumulate, data, devices, models, precision, training
+from course_lib import data, devices, models, precision, training
 from course_lib.compare import Run, assert_equal, compare
 from course_lib.errors import CourseError
 
@@ -157,51 +157,6 @@ def test_a_loss_scale_hands_on_what_is_left_out_of_weight_decay():
     scale = training.AgreeingLossScale(keras.optimizers.AdamW(weight_decay=0.1))
     scale.exclude_from_weight_decay([listed], ["named"])
     assert [scale.inner_optimizer._use_weight_decay(one) for one in (listed, named, other)] == [False, False, True]
-
-
-class Tells(keras.layers.Layer):
-    """Passes on what it is given, and tells whether that was in training."""
-
-    def __init__(self, tell):
-        super().__init__()
-        self.tell = tell
-
-    def call(self, x, training=None):
-        self.tell(("training", training))
-        return x
-
-
-@pytest.mark.parametrize("mixin", [training.ExactPartialBatches, accumulate.ExactGroups])
-def test_a_step_hands_on_to_a_models_own_methods_what_keras_step_hands_on(mixin):
-    def handed_on(*bases):
-        found = []
-
-        class Own(*bases, keras.Model):
-            def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-                found.append(("loss", x is rows, y is labels, sample_weight is weights, training))
-                return super().compute_loss(x, y, y_pred, sample_weight, training)
-
-            def compute_metrics(self, x, y, y_pred, sample_weight=None):
-                found.append(("metrics", x is rows, y is labels, sample_weight is weights, y_pred.shape))
-                return super().compute_metrics(x, y, y_pred, sample_weight)
-
-        inputs = keras.Input((2,))
-        dense = keras.layers.Dense(1, kernel_initializer="ones")
-        model = Own(inputs, Tells(found.append)(dense(inputs)))
-        optimizer = keras.optimizers.SGD(0.1)
-        optimizer = accumulate.Accumulating(optimizer, 1) if accumulate.ExactGroups in bases else optimizer
-        model.compile(optimizer, "mse", weighted_metrics=["mae"])
-        optimizer.build(model.trainable_variables)
-        found.clear()
-        logs = model.train_step((rows, labels, weights))
-        return found, {name: float(value) for name, value in logs.items()}, model.get_weights()
-
-    rows, labels = tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.constant([[1.0], [2.0]])
-    weights = tf.constant([1.0, 3.0])
-    (wanted, wanted_logs, wanted_weights), (found, logs, found_weights) = handed_on(), handed_on(mixin)
-    assert found == wanted and ("training", True) in found and len(found) == 3
-    assert logs == pytest.approx(wanted_logs)
-    np.testing.assert_allclose(found_weights[0], wanted_weights[0], rtol=1e-6)
 
 
 def test_an_agreeing_loss_scale_takes_kerass_settings_and_tells_what_is_finite():
