@@ -33,7 +33,8 @@ def lines(figure) -> Iterator[str]:
     yield f"figure {_rounded(figure.canvas.get_size_inches())} {figure.caption}"
     for axes in figure.canvas.axes:
         titles = [axes.get_title(side) for side in ("left", "center", "right")]
-        yield f"axes {axes.axison} {axes.get_aspect()} {titles} {axes.get_title()} {axes.get_anchor()}"
+        yield f"axes {axes.axison} {axes.get_aspect()} {titles} {axes.title.get_fontsize()} {axes.get_anchor()}"
+        yield f"spines {[name for name, one in axes.spines.items() if one.get_visible()]} {_colour(axes.get_facecolor())}"
         for axis in (axes.xaxis, axes.yaxis):
             low, high = axis.get_view_interval()
             automatic = axes.get_autoscalex_on() if axis is axes.xaxis else axes.get_autoscaley_on()
@@ -48,11 +49,11 @@ def lines(figure) -> Iterator[str]:
                 for tick in axis.get_major_ticks()
                 if min(low, high) <= tick.get_loc() <= max(low, high)
             ]
-            yield f"axis {axis.get_scale()} {limits} {axis.label.get_text()!r} {ticks if axes.axison else ''}"
+            yield f"axis {axis.get_scale()} {limits} {axis.label.get_text()!r} {axis.label.get_fontsize()} {ticks if axes.axison else ''}"
         if legend := axes.get_legend():
-            words = [one.get_text() for one in legend.get_texts()]
+            words = [(one.get_text(), one.get_fontsize()) for one in legend.get_texts()]
             anchor = _rounded(legend._bbox_to_anchor._bbox.bounds) if legend._bbox_to_anchor else ""
-            yield f"legend {words} {legend._ncols} {legend._loc} {anchor}"
+            yield f"legend {words} {legend._ncols} {legend._loc} {anchor} {legend.get_frame_on()}"
         yield from map(_line, (*axes.patches, *axes.lines, *axes.collections, *axes.images, *axes.texts))
 
 
