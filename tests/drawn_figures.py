@@ -34,7 +34,8 @@ def lines(figure) -> Iterator[str]:
     for axes in figure.canvas.axes:
         titles = [axes.get_title(side) for side in ("left", "center", "right")]
         yield f"axes {axes.axison} {axes.get_aspect()} {titles} {axes.title.get_fontsize()} {axes.get_anchor()}"
-        yield f"spines {[name for name, one in axes.spines.items() if one.get_visible()]} {_colour(axes.get_facecolor())}"
+        spines = [name for name, one in axes.spines.items() if one.get_visible()]
+        yield f"spines {spines} {_colour(axes.get_facecolor())}"
         for axis in (axes.xaxis, axes.yaxis):
             low, high = axis.get_view_interval()
             automatic = axes.get_autoscalex_on() if axis is axes.xaxis else axes.get_autoscaley_on()
@@ -49,7 +50,8 @@ def lines(figure) -> Iterator[str]:
                 for tick in axis.get_major_ticks()
                 if min(low, high) <= tick.get_loc() <= max(low, high)
             ]
-            yield f"axis {axis.get_scale()} {limits} {axis.label.get_text()!r} {axis.label.get_fontsize()} {ticks if axes.axison else ''}"
+            words = f"{axis.label.get_text()!r} {axis.label.get_fontsize()} {ticks if axes.axison else ''}"
+            yield f"axis {axis.get_scale()} {limits} {words}"
         if legend := axes.get_legend():
             words = [(one.get_text(), one.get_fontsize()) for one in legend.get_texts()]
             anchor = _rounded(legend._bbox_to_anchor._bbox.bounds) if legend._bbox_to_anchor else ""
