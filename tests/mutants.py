@@ -40,7 +40,7 @@ ROOMS = {
     "profiler": ("measure",),
     "sharding": ("sharding",),
     "step_rules": ("step_rules",),
-    "training": ("step_rules", "training", "multi_worker"),
+    "training": ("step_rules", "training", "multi_worker", "parameter_server"),
     "views": ("views",),
 }
 FRAMEWORKS = ("numpy", "pytest", "keras", "tensorflow", "matplotlib.figure", "matplotlib.backends.backend_svg")
