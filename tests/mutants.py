@@ -36,7 +36,7 @@ ROOMS = {
     "cluster": ("cluster_kubernetes", "cluster_rendezvous", "cluster"),
     "devices": ("devices",),
     "layout_maps": ("sharding",),
-    "planner": ("plan_by_hand", "plan", "plan_network"),
+    "planner": ("plan_tables", "plan_by_hand", "plan", "plan_network", "plan_machine", "plan_compiler"),
     "profiler": ("measure",),
     "sharding": ("sharding",),
     "step_rules": ("step_rules",),

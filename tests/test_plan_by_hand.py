@@ -110,9 +110,9 @@ def test_the_attentions_products_hide_its_ring(hidden, wanted):
     assert step.tensor == pytest.approx(wanted * ring)
 
 
-@pytest.mark.parametrize("examples_per_second, waits", [(0, 0), (2, 8 / 2 - 1), (16, 0)])
+@pytest.mark.parametrize("examples_per_second, waits", [(0, 0), (2, 8 / 2 - 0.75), (16, 0)])
 def test_a_step_waits_for_its_input(examples_per_second, waits):
-    assert with_input(StepTime(0.75, 0.25), 8, examples_per_second) == StepTime(0.75, 0.25, input=waits)
+    assert with_input(StepTime(0.5, 0.25), 8, examples_per_second) == StepTime(0.5, 0.25, input=waits)
 
 
 @pytest.mark.parametrize(
