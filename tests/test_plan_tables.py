@@ -1,5 +1,6 @@
 """The planner's tables against their sources' own units, and its reading of published runs by hand; no framework."""
 
+import argparse
 import json
 import sys
 from dataclasses import replace
@@ -10,12 +11,16 @@ from test_plan_by_hand import A100, GIB, HAND
 from course_lib import planner
 from course_lib.cli import main
 from course_lib.errors import CourseError
-from course_lib.planner import calibrate, published_runs
+from course_lib.planner import calibrate, layout_search, measured_machine, plan_command, published_runs
 from course_lib.planner.blocks import Block, Chain
 from course_lib.planner.calibration import FITTED
 from course_lib.planner.layout import PRECISIONS
-from course_lib.planner.plan_command import MODELS, SLOTS, _figures
+from course_lib.planner.memory import Memory
+from course_lib.planner.plan_command import MODELS, SLOTS, _by_numbers, _figures
 from course_lib.planner.published_runs import PublishedRun
+from course_lib.planner.rented_chips import OWN
+from course_lib.planner.step_time import StepTime
+from course_lib.tpu import compile_command
 
 
 @pytest.mark.parametrize(
@@ -156,6 +161,55 @@ def test_the_figures_of_a_chip_of_your_own_by_hand():
     assert _figures({"read_gbs": 1}) == {"read_per_second": 1e9}
 
 
+def test_a_chip_of_your_own_begins_with_common_links():
+    """PCIe 4 in a node of eight; 100 gigabit/s to others."""
+    assert (OWN.per_node, OWN.within, OWN.between, OWN.family) == (8, 25e9, 100e9 / 8, "ampere")
+
+
+def test_a_layout_left_alone_is_one_device():
+    degrees = dict.fromkeys(("data", "tensor", "pipeline", "sequence", "micro_batch", "interleave"), 1)
+    words = {"recompute": "none", "zero": 0, "precision": "mixed_bfloat16"}
+    options = dict.fromkeys(("split_norms", "keep_gathered", "chunked_loss"), False)
+    assert vars(planner.Layout()) == degrees | words | options
+
+
+def test_a_transformer_in_words():
+    sizes = "layers=2, hidden=64 ,heads=4,vocabulary=100,sequence_length=16"
+    wanted = planner.Transformer(2, 64, 4, 100, 16, kv_heads=2, gated=True, tied=False)
+    assert _by_numbers(f"{sizes},kv_heads=2,gated=True,tied=false") == wanted
+
+
+@pytest.mark.parametrize("command", [plan_command, compile_command])
+def test_every_argument_has_its_help(command):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    assert [action.dest for action in parser._actions if not action.help] == []
+
+
+def test_no_layout_divides_the_batch():
+    with pytest.raises(CourseError, match="no layout on 4 chips divides a global batch of 3: take a multiple of 4"):
+        planner.search(Chain("one block", (Block("only", 8, flops=8),)), planner.Cluster(A100, 4), 3)
+
+
+def test_a_measured_machine_is_asked_for_its_own_figures(monkeypatch):
+    """Memory on a CPU and time everywhere are the machine's; on a GPU the formulas count the memory."""
+    asked, chain = [], Chain("by hand", (Block("only", 1000, flops=8),))
+    answers = {"memory": Memory(100, 0, 0, 0, 0), "step_time": StepTime(2.0)}
+    for name, answer in answers.items():
+        monkeypatch.setattr(measured_machine, name, lambda *given, answer=answer: asked.append(given) or answer)
+    chip, layout = replace(A100, family="measured"), planner.Layout(data=2, precision="float32")
+    for shared in (True, False):
+        here = measured_machine.MeasuredMachine(chip, 2, shared)
+        found = planner.predict(chain, here, layout, 8)
+        assert asked == [(chain, here, layout, 8)] * (2 if shared else 1)
+        assert (found.step.total, found.step_interval) == (2, pytest.approx((0.8 * 2, 1.2 * 2)))
+        assert (found.memory.total == 100) is shared
+        assert (found.memory_interval == pytest.approx((0.85 * 100, 1.15 * 100))) is shared
+        asked.clear()
+    tried = layout_search.layouts(chain, here, 8, "float32")
+    assert {(one.precision, one.data) for one in tried} == {("float32", 2)}
+
+
 @pytest.mark.parametrize("chip, split", [("h100-80gb", True), ("tpu-v5e", False)])
 def test_one_layout_divides_the_norms_as_a_search_does(capsys, chip, split):
     main(["plan", "llama2-7b", "--chip", chip, "--chips", "8", "--batch", "8", "--tensor", "8", "--json"])
@@ -169,6 +223,15 @@ def bloom(**changes) -> dict[str, str]:
     """BLOOM's row: 70 layers of 14,336 on 384 A100s, 8 replicas of 4 x 12; a micro-batch of 2."""
     given = published_runs.read_table(published_runs.PUBLISHED)
     return {**next(one for one in given if one["model"] == "BLOOM 176B (production run)"), **changes}
+
+
+@pytest.mark.parametrize(
+    "text, name",
+    [("A100", "a100-80gb"), ("V100", "v100-32gb"), ("H100 (Eos)", "h100-80gb"), ("a100-SXM4-40GB", "a100-40gb")]
+    + [("RTX 4090", "rtx4090-24gb"), ("TPU_v5e", "tpu-v5e"), ("H200", "h200-141gb"), ("A100-80GB PCIe", "a100-80gb")],
+)
+def test_a_published_runs_chip_as_people_write_it(text, name):
+    assert published_runs._chip(text).name == name
 
 
 H100 = {"chip": "H100-SXM5-80GB"}
