@@ -33,6 +33,8 @@ ROOMS = {
     **{room: (room,) for room in ("collectives", "compare", "data", "hangs", "measure", "models", "pipeline")},
     **{room: (room,) for room in ("parameter_server", "precision", "report", "show", "table", "tcp_bytes", "tpu")},
     "accumulate": ("step_rules", "accumulate", "jax_only"),
+    **{room: (room,) for room in ("parameter_server", "precision", "report", "show", "table", "tcp_bytes")},
+    "accumulate": ("accumulate", "jax_only"),
     "cluster": ("cluster_kubernetes", "cluster_rendezvous", "cluster"),
     "devices": ("devices",),
     "layout_maps": ("sharding",),
@@ -41,6 +43,9 @@ ROOMS = {
     "sharding": ("sharding",),
     "step_rules": ("step_rules",),
     "training": ("step_rules", "training", "multi_worker", "parameter_server"),
+    "tpu": ("tpu_by_hand", "plan_tables", "tpu"),
+    "step_rules": ("step_rules", "training"),
+    "training": ("step_rules", "training", "multi_worker"),
     "views": ("views",),
 }
 FRAMEWORKS = ("numpy", "pytest", "keras", "tensorflow", "matplotlib.figure", "matplotlib.backends.backend_svg")

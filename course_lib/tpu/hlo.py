@@ -24,7 +24,7 @@ class Shape:
 
     @property
     def bytes(self) -> int:
-        bits = BITS.get(self.kind) or int(re.search(r"\d+", self.kind)[0])  # f8e4m3fn has 8 bits, s32 has 32
+        bits = BITS[self.kind] if self.kind in BITS else int(re.search(r"\d+", self.kind)[0])  # s32: 32, f8e4m3fn: 8
         return math.prod(self.lengths) * bits // 8
 
 
