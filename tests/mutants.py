@@ -36,7 +36,7 @@ ROOMS = {
     **{room: (room,) for room in ("parameter_server", "precision", "report", "show", "table", "tcp_bytes")},
     "accumulate": ("accumulate", "jax_only"),
     "cluster": ("cluster_kubernetes", "cluster_rendezvous", "cluster"),
-    "devices": ("devices",),
+    "devices": ("devices_by_hand", "devices"),
     "layout_maps": ("sharding",),
     "planner": ("plan_tables", "plan_by_hand", "plan", "plan_network", "plan_machine", "plan_compiler"),
     "profiler": ("measure",),
@@ -45,6 +45,7 @@ ROOMS = {
     "training": ("step_rules", "training", "multi_worker", "parameter_server"),
     "tpu": ("tpu_by_hand", "plan_tables", "tpu"),
     "step_rules": ("step_rules", "training"),
+    "tpu": ("tpu_by_hand", "plan_tables", "tpu"),
     "training": ("step_rules", "training", "multi_worker"),
     "views": ("views",),
 }

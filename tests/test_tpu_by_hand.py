@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -209,6 +210,7 @@ def test_a_report_as_it_is_shown():
         "interconnect    180,000,000 B       0.6    60%",
         "3 loop(s) do not show their number of turns and are counted once.",
     ]
+    assert "\n\nCollectives in a step: none\nkind " in repr(replace(found, collectives=()))
     assert found._repr_html_().endswith("<p>3 loop(s) do not show their number of turns and are counted once.</p>")
     answer = found.as_dict()
     assert (answer["fits"], answer["total_bytes"]) == (True, 1400)
@@ -241,6 +243,8 @@ def test_a_step_that_does_not_fit_as_it_is_shown(shortage, words):
 def test_a_request_left_alone():
     sizes = {"vocabulary": 32000, "sequence_length": 1024, "layers": 4, "width": 2048, "heads": 16}
     assert named_model("transformer", {}) == {"name": "transformer", "arguments": sizes}
+    pixels = {"input_shape": [32, 32, 3], "classes": 10, "filters": [32, 64], "width": 64, "batch_norm": None}
+    assert named_model("cnn", {}) == {"name": "cnn", "arguments": pixels}
     small = {"input_shape": [8, 8, 1], "classes": 10, "width": 16}
     assert named_model("mlp", {"width": 16}) == {"name": "mlp", "arguments": small}
     wanted = {"mesh": {"data": 8}, "layout": "data", "shards": {}, "precision": "float32", "optimizer": "adam"}
