@@ -2,6 +2,7 @@
 
 import math
 import socket
+import struct
 import sys
 
 import pytest
@@ -26,6 +27,26 @@ def test_each_end_counts_what_it_sent(family, host):
             ports = {"server": port, "caller": caller.getsockname()[1]}
             sent = tcp_bytes.sent_bytes({name: f"localhost:{number}" for name, number in ports.items()})
             assert sent == {"server": 123_456, "caller": 1000}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts")
+def test_a_ports_connections_count_together():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        with socket.create_connection(address) as one, server.accept()[0] as first:
+            with socket.create_connection(address) as other, server.accept()[0] as second:
+                for end, sent, far in ((first, 10, one), (second, 20, other)):
+                    end.sendall(bytes(sent))
+                    far.recv(sent, socket.MSG_WAITALL)
+                found = tcp_bytes.sent_bytes({"server": f"[::ffff:127.0.0.1]:{address[1]}", "nobody": "localhost:1"})
+                assert found == {"server": 30, "nobody": 0}
+
+
+def test_the_count_stands_behind_other_attributes():
+    """Each begins with its length and kind, and the next one at a multiple of four bytes."""
+    others = struct.pack("=HHB3x", 5, 8, 1) + struct.pack("=HHI", 8, 15, 1)
+    assert tcp_bytes._sent(others + struct.pack("=HH200xQ", 4 + 208, 2, 77)) == 77
+    assert tcp_bytes._sent(others) == tcp_bytes._sent(b"") == 0
 
 
 def test_elsewhere_nothing_is_told(monkeypatch):
