@@ -1,4 +1,4 @@
-"""What is found of a machine and what the frameworks are told, with stand-ins for both; starts neither."""
+"""What is found of a machine and what the frameworks hear, with stand-ins for both; starts neither."""
 
 import importlib.metadata
 import os
@@ -193,24 +193,24 @@ def test_too_late_says_what_to_move(monkeypatch, shell, place):
 
 
 def jax_with(accelerators: int, started: int | None) -> tuple[SimpleNamespace, dict]:
-    """A JAX of so many GPUs, and what its configuration is told; `started`: with so many CPU devices."""
-    told, late = {}, started is not None
+    """A JAX of so many GPUs, and what its configuration hears; `started`: with so many CPU devices."""
+    heard, late = {}, started is not None
 
     def update(name, value):
         if late and name == "jax_num_cpu_devices":
             raise RuntimeError("started")
-        told[name] = value
+        heard[name] = value
 
     def some(kind=None):
-        cpus = [SimpleNamespace(platform="cpu", id=n) for n in range(started or told["jax_num_cpu_devices"])]
+        cpus = [SimpleNamespace(platform="cpu", id=n) for n in range(started or heard["jax_num_cpu_devices"])]
         gpus = [SimpleNamespace(platform="gpu", id=n) for n in range(accelerators)]
         return cpus if kind == "cpu" else gpus or cpus
 
-    return SimpleNamespace(config=SimpleNamespace(update=update), devices=some), told
+    return SimpleNamespace(config=SimpleNamespace(update=update), devices=some), heard
 
 
 @pytest.mark.parametrize(
-    "gpus, wanted, names, idle, told",
+    "gpus, wanted, names, idle, heard",
     [
         (0, True, ("cpu:0", "cpu:1"), 0, set()),
         (1, True, ("cpu:0", "cpu:1"), 1, {"jax_default_device"}),
@@ -220,15 +220,15 @@ def jax_with(accelerators: int, started: int | None) -> tuple[SimpleNamespace, d
     ],
 )
 @pytest.mark.parametrize("started", [None, 2])
-def test_what_jax_is_told(monkeypatch, gpus, wanted, names, idle, told, started):
+def test_what_jax_hears(monkeypatch, gpus, wanted, names, idle, heard, started):
     module, given = jax_with(gpus, started)
     monkeypatch.setitem(sys.modules, "jax", module)
     assert devices._simulate_jax(2, wanted) == Devices(names, "jax", names[0].startswith("cpu"), idle)
-    assert given.keys() == told | ({"jax_num_cpu_devices"} if started is None else set())
+    assert given.keys() == heard | ({"jax_num_cpu_devices"} if started is None else set())
     assert (
         given.get("jax_num_cpu_devices", 2) == 2 and given.get("jax_default_matmul_precision", "highest") == "highest"
     )
-    assert "jax_default_device" not in told or (
+    assert "jax_default_device" not in heard or (
         given["jax_default_device"].platform,
         given["jax_default_device"].id,
     ) == ("cpu", 0)
@@ -242,26 +242,26 @@ def test_jax_that_started_otherwise_is_too_late(monkeypatch):
 
 
 def tensorflow_with(gpus: int, late: bool) -> tuple[SimpleNamespace, list]:
-    """A TensorFlow of so many GPUs and one CPU, and what it is told."""
-    told, logical = [], {"CPU": 1, "GPU": gpus}
+    """A TensorFlow of so many GPUs and one CPU, and what it hears."""
+    heard, logical = [], {"CPU": 1, "GPU": gpus}
 
     def divide(cpu, parts):
         if late:
             raise RuntimeError("started")
-        told.append((cpu, len(parts)))
+        heard.append((cpu, len(parts)))
         logical["CPU"] = len(parts)
 
-    experimental = SimpleNamespace(enable_tensor_float_32_execution=lambda on: told.append(("TF32", on)))
+    experimental = SimpleNamespace(enable_tensor_float_32_execution=lambda on: heard.append(("TF32", on)))
     config = SimpleNamespace(
         experimental=experimental,
         list_physical_devices=lambda kind: [f"{kind}:{n}" for n in range(gpus if kind == "GPU" else 1)],
-        set_visible_devices=lambda seen, kind: told.append((kind, tuple(seen))),
+        set_visible_devices=lambda seen, kind: heard.append((kind, tuple(seen))),
         LogicalDeviceConfiguration=object,
         set_logical_device_configuration=divide,
         list_logical_devices=lambda kind: [object()] * logical[kind],
     )
-    logger = SimpleNamespace(setLevel=lambda level: told.append(("log", level)))
-    return SimpleNamespace(config=config, get_logger=lambda: logger), told
+    logger = SimpleNamespace(setLevel=lambda level: heard.append(("log", level)))
+    return SimpleNamespace(config=config, get_logger=lambda: logger), heard
 
 
 @pytest.mark.parametrize(
@@ -274,13 +274,13 @@ def tensorflow_with(gpus: int, late: bool) -> tuple[SimpleNamespace, list]:
         (3, False, ("CPU:0", "CPU:1"), 3),
     ],
 )
-def test_what_tensorflow_is_told(monkeypatch, gpus, wanted, names, idle):
-    module, told = tensorflow_with(gpus, late=False)
+def test_what_tensorflow_hears(monkeypatch, gpus, wanted, names, idle):
+    module, heard = tensorflow_with(gpus, late=False)
     monkeypatch.setitem(sys.modules, "tensorflow", module)
     simulated = names[0].startswith("CPU")
     assert devices._simulate_tensorflow(2, wanted) == Devices(names, "tensorflow", simulated, idle)
     divided = [("GPU", ()), ("CPU:0", 2)] if simulated else []
-    assert told == [("log", "WARNING"), ("TF32", False), *divided]
+    assert heard == [("log", "WARNING"), ("TF32", False), *divided]
 
 
 def test_tensorflow_that_started_otherwise_is_too_late(monkeypatch):

@@ -254,7 +254,7 @@ def test_a_record_by_hand(tmp_path):
     assert found.now == "x" * 240 and found.collectives == (CollectiveCall(1, "x" * 240, False),)
     writer.leave(1)
     assert recorder.read(path).collectives == (CollectiveCall(1, "x" * 240, True),) and recorder.read(path).now == ""
-    assert recorder.read(recorder.Recorder(path) and path).notes == 1  # begins anew in the same folder
+    assert recorder.read(recorder.Recorder(path) and path).notes == 1  # begins afresh in the same folder
     path.write_bytes(b"half")
     assert recorder.notes(path) == 0
 
