@@ -135,6 +135,12 @@ SHARED = "worker: h:1 h:2 k:3"
             f"worker 1 waits for {OTHER}; the others for worker: a:1 b:2.",
         ),
         (
+            [joining(0, "worker 1", OTHER), joining(1, "worker 1")],
+            "other cluster",
+            0,
+            f"worker 0 waits for {OTHER}; the others for worker: a:1 b:2.",
+        ),
+        (
             [joining(0, "worker 0"), joining(1, "worker 0")],
             "other cluster",
             1,
@@ -257,6 +263,16 @@ def test_a_record_by_hand(tmp_path):
     assert recorder.read(recorder.Recorder(path) and path).notes == 1  # begins afresh in the same folder
     path.write_bytes(b"half")
     assert recorder.notes(path) == 0
+
+
+def test_a_process_keeps_one_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder, "_own", [])
+    monkeypatch.setattr(recorder.time, "time", lambda: 1234.5)
+    first = recorder.record(tmp_path, "worker 0")
+    assert recorder.record(tmp_path, "worker 1") is first
+    recorder.step(5)
+    found = recorder.read(recorder.path_of(tmp_path, "worker 0"))
+    assert (found.step, found.seconds) == (5, 1234.5) and recorder.read(recorder.path_of(tmp_path, "worker 1")) is None
 
 
 def test_a_notes_text_by_hand():
