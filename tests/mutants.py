@@ -11,6 +11,7 @@ import ast
 import difflib
 import gc
 import importlib
+import itertools
 import os
 import random
 import shutil
@@ -30,26 +31,33 @@ COPY = ROOT / "build" / "mutants"
 SAME = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 # A room of course_lib to the files of tests that hold it, the quickest first, without those that take minutes.
 ROOMS = {
-    **{room: (room,) for room in ("collectives", "compare", "data", "hangs", "measure", "models", "pipeline")},
-    **{room: (room,) for room in ("parameter_server", "precision", "report", "show", "table", "tcp_bytes", "tpu")},
+    **{
+        room: (room,)
+        for room in ("collectives", "compare", "data", "measure", "models", "parameter_server", "pipeline")
+    },
+    **{
+        room: (room,)
+        for room in (
+            "parameter_server",
+            "precision",
+            "report",
+            "sharding",
+            "show",
+            "step_rules",
+            "table",
+            "tcp_bytes",
+            "views",
+        )
+    },
     "accumulate": ("step_rules", "accumulate", "jax_only"),
-    **{room: (room,) for room in ("collectives", "compare", "data", "measure", "models", "pipeline")},
-    **{room: (room,) for room in ("parameter_server", "precision", "report", "show", "table", "tcp_bytes")},
-    "accumulate": ("accumulate", "jax_only"),
     "cluster": ("cluster_kubernetes", "cluster_rendezvous", "cluster"),
     "devices": ("devices_by_hand", "devices"),
     "hangs": ("hangs_by_hand", "hangs"),
     "layout_maps": ("sharding",),
     "planner": ("plan_tables", "plan_by_hand", "plan", "plan_network", "plan_machine", "plan_compiler"),
     "profiler": ("measure",),
-    "sharding": ("sharding",),
-    "step_rules": ("step_rules",),
+    "tpu": ("tpu_by_hand", "plan_tables", "tpu"),
     "training": ("step_rules", "training", "multi_worker", "parameter_server"),
-    "tpu": ("tpu_by_hand", "plan_tables", "tpu"),
-    "step_rules": ("step_rules", "training"),
-    "tpu": ("tpu_by_hand", "plan_tables", "tpu"),
-    "training": ("step_rules", "training", "multi_worker"),
-    "views": ("views",),
 }
 FRAMEWORKS = ("numpy", "pytest", "keras", "tensorflow", "matplotlib.figure", "matplotlib.backends.backend_svg")
 # What pytest loads of itself in each process: seconds, where a room's tests take less.
@@ -57,20 +65,22 @@ FRAMEWORKS += ("anyio.pytest_plugin", "ipywidgets", "nbval.plugin", "xdist.plugi
 VERDICTS = KILLED, HUNG, SURVIVED, SAME_FUNCTION = "killed", "hung", "survived", "the same function"
 
 
-def changes(file: Path) -> Iterator[tuple[str, str]]:
-    """Each change of a module that is more than another text: what it says, and the module's new source."""
+def changes(folder: Path, room: str, seed: int) -> Iterator[tuple[Path, str, str]]:
+    """Changes of a room's modules that are more than another text, shuffled: file, what it says, the new source."""
     from mutmut.mutation.file_mutation import create_mutations
 
-    source = file.read_text(encoding="utf-8")
-    module, mutations, *_ = create_mutations(str(file), source)
-    seen = {_without_texts(source)}
-    for one in mutations:
+    made = []
+    for file in modules(folder, room):
+        source = file.read_text(encoding="utf-8")
+        module, mutations, *_ = create_mutations(str(file.relative_to(folder)), source)
+        made += [(file, source, module, one) for one in mutations]
+    random.Random(seed).shuffle(made)
+    for file, source, module, one in made:
         changed = module.deep_replace(one.original_node, one.mutated_node).code
-        if (code := _without_texts(changed)) not in seen:
-            seen.add(code)
-            differing = [line for line in difflib.ndiff(source.splitlines(), changed.splitlines()) if line[0] in "-+"]
-            before, after = (" ".join(line[2:].strip() for line in differing if line[0] == sign) for sign in "-+")
-            yield f"{before} -> {after}", changed
+        if _without_texts(changed) != _without_texts(source):
+            differing = [*difflib.unified_diff(source.splitlines(), changed.splitlines(), n=0, lineterm="")][3:]
+            before, after = (" ".join(line[1:].strip() for line in differing if line[0] == sign) for sign in "-+")
+            yield file, f"{before} -> {after}", changed
 
 
 def _without_texts(source: str) -> str:
@@ -128,16 +138,14 @@ def room_verdicts(room: str, sample: int, seed: int) -> list[str]:
     for name in FRAMEWORKS:
         importlib.import_module(name)
     gc.freeze()  # pytest collects garbage at its end, and looks through all that the forks share
-    everything = [(file, *one) for file in modules(folder, room) for one in changes(file.relative_to(folder))]
-    drawn = random.Random(seed).sample(everything, min(sample, len(everything)))
     tests, log = [f"tests/test_{name}.py" for name in ROOMS[room]], folder / "log.txt"
     began = time.monotonic()
     if verdict(tests, 1800, log) != SURVIVED:
         sys.exit(f"{room}: its tests fail without any change; see {log}")
     limit = 60 + 5 * (time.monotonic() - began)
-    print(f"{room}: {len(everything)} changes, {len(drawn)} drawn; all tests take {time.monotonic() - began:.0f} s")
+    print(f"{room}: all tests take {time.monotonic() - began:.0f} s", flush=True)
     found = []
-    for file, change, changed in drawn:
+    for file, change, changed in itertools.islice(changes(folder, room, seed), sample):
         name, source = str(file.relative_to(folder)), file.read_text(encoding="utf-8")
         became = SAME_FUNCTION if change in SAME.get(name, {}) else None
         if not became:
