@@ -29,26 +29,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 COPY = ROOT / "build" / "mutants"
 SAME = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+BY_ITS_NAME = "collectives compare data measure models parameter_server pipeline precision report".split()
+BY_ITS_NAME += "sharding show step_rules table tcp_bytes views".split()
 # A room of course_lib to the files of tests that hold it, the quickest first, without those that take minutes.
 ROOMS = {
-    **{
-        room: (room,)
-        for room in ("collectives", "compare", "data", "measure", "models", "parameter_server", "pipeline")
-    },
-    **{
-        room: (room,)
-        for room in (
-            "parameter_server",
-            "precision",
-            "report",
-            "sharding",
-            "show",
-            "step_rules",
-            "table",
-            "tcp_bytes",
-            "views",
-        )
-    },
+    **{room: (room,) for room in BY_ITS_NAME},
     "accumulate": ("step_rules", "accumulate", "jax_only"),
     "cluster": ("cluster_kubernetes", "cluster_rendezvous", "cluster"),
     "devices": ("devices_by_hand", "devices"),
