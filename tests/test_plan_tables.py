@@ -42,7 +42,8 @@ def test_a_models_numbers_make_the_published_count(name, parameters, final_norm,
     assert (model.hidden / model.heads, model.sequence_length) == (head_width, context)
 
 
-# Of one chip: TFLOPS in half precision as the data sheet prints it, those in float8 and TF32 (float32 on V100 and T4)
+# Written a second time in the units of data sheets, so that a wrong factor shows; the sheets were not read for it.
+# Of one chip: TFLOPS in half precision, those in float8 and TF32 (float32 on V100 and T4)
 # over it; GB of memory as sold; GB/s of memory; GB/s of its links in a node in both directions, gigabit/s to others.
 SHEETS = {
     "v100-16gb": (125, 0, 15.7 / 125, 16, 900, 300, 100),
@@ -65,7 +66,7 @@ NODES = {"t4": 4, "gb200-186gb": 72, "rtx3090-24gb": 4, "rtx4090-24gb": 4}
 
 
 @pytest.mark.parametrize("name", SHEETS)
-def test_a_gpus_figures_are_its_data_sheets(name):
+def test_a_gpus_figures_are_right_in_a_data_sheets_units(name):
     half, float8, float32, sold, read, within, between = SHEETS[name]
     chip = planner.CHIPS[name]
     rates = {"float32": float32 * half, "float16": half, "float8": float8 * half}
