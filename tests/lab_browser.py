@@ -29,8 +29,8 @@ NOTEBOOK = ".jp-NotebookPanel:not(.lm-mod-hidden)"  # the open one
 # In the page: whether the open notebook's kernel is idle, what shows its cells, and its code cells.
 IDLE = "() => jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'"
 CONTENT = "jupyterapp.shell.currentWidget.content"
-# A running cell's prompt, such as "12 of ~20 s".
-OF_HOW_MANY = """cell.node.querySelector(".jp-InputPrompt[data-seconds*=' of ~']")"""
+# A running cell's prompt, such as "12 s of ~20".
+OF_HOW_MANY = """cell.node.querySelector(".jp-InputPrompt[data-seconds*='of ~']")"""
 CELLS = f"""{CONTENT}.widgets.filter(cell => cell.model.type === "code").map(cell => ({{
   tags: cell.model.getMetadata("tags") ?? [],
   source: cell.model.sharedModel.source,

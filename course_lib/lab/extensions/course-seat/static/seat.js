@@ -1,6 +1,6 @@
 // What `course lab` adds to JupyterLab: prose of about 80 characters, listings and tables that scroll, names for
-// what has none, the seconds of a cell that runs and of about how many, empty brackets at stored outputs, and no question
-// at closing a notebook that was only read and run.
+// what has none, the seconds of the cell that runs and of about how many, empty brackets at stored outputs, and no
+// question at closing a notebook that was only read and run.
 var _JUPYTERLAB = globalThis._JUPYTERLAB ?? {};
 {
   const STYLE = `
@@ -12,7 +12,8 @@ var _JUPYTERLAB = globalThis._JUPYTERLAB ?? {};
     .jp-RenderedHTMLCommon th[scope="row"] { position: sticky; left: 0; background: var(--jp-layout-color1); }
     .course-panel .jp-RenderedHTMLCommon table { margin: 0.5em 0; }
     .course-panel .widget-html-content, .course-panel :is(th, td) { line-height: 1.4; }
-    .jp-InputPrompt[data-seconds]::after { content: attr(data-seconds); display: block; font-weight: bold; }
+    .jp-InputPrompt[data-seconds]::after { content: attr(data-seconds); display: block; white-space: pre; }
+    .jp-InputPrompt[data-seconds]::after { font-weight: bold; }
     body[data-jp-theme-light="false"] { color-scheme: dark; }
   `;
 
@@ -47,20 +48,23 @@ var _JUPYTERLAB = globalThis._JUPYTERLAB ?? {};
   };
 
   // How long a cell has been running, once that is long, and how long it took where it was stored: beside its [*].
+  // The first cell with [*] runs, and the others wait for it.
   const began = new WeakMap();
   const tellTime = (panels) => {
     for (const panel of panels) {
+      let waits = false;
       for (const cell of panel.content?.widgets ?? []) {
         const prompt = cell.node.querySelector(".jp-InputPrompt");
-        if (prompt?.textContent !== "[*]:") {
+        if (waits || prompt?.textContent !== "[*]:") {
           began.delete(cell);
           if (prompt) delete prompt.dataset.seconds;
           continue;
         }
+        waits = true;
         if (!began.has(cell)) began.set(cell, Date.now());
         const seconds = Math.floor((Date.now() - began.get(cell)) / 1000);
         const about = cell.model.getMetadata("seconds");
-        if (seconds >= 3) prompt.dataset.seconds = about ? `${seconds} of ~${about} s` : `${seconds} s`;
+        if (seconds >= 3) prompt.dataset.seconds = about ? `${seconds} s\nof ~${about}` : `${seconds} s`;
       }
     }
   };
