@@ -1,13 +1,16 @@
 """The kernel's counters, on a real connection."""
 
 import math
+import os
 import socket
 import struct
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from course_lib import tcp_bytes
+from course_lib.exercises.probes import traffic
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts")
@@ -52,3 +55,13 @@ def test_the_count_stands_behind_other_attributes():
 def test_elsewhere_nothing_is_told(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     assert math.isnan(tcp_bytes.sent_bytes({"ps 0": "localhost:80"})["ps 0"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts")
+def test_a_job_is_not_judged_by_bytes_that_nobody_counts(monkeypatch):
+    running = SimpleNamespace(pids={"worker 0": os.getpid()})
+    with traffic.counted_bytes(running) as sent:
+        assert len(sent()) == 1
+    monkeypatch.setattr(tcp_bytes.socket, "AF_NETLINK", 255)  # a family that no kernel has
+    with traffic.counted_bytes(running) as sent:
+        assert sent() == []

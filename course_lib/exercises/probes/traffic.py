@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-from course_lib import cluster
+from course_lib import cluster, tcp_bytes
 from course_lib.hangs import evidence
 
 EVERY_SECONDS = 0.05  # a connection that closes takes its count along
@@ -13,7 +13,8 @@ EVERY_SECONDS = 0.05  # a connection that closes takes its count along
 
 @contextlib.contextmanager
 def counted_bytes(running: cluster.LocalCluster) -> Iterator[Callable[[], list[int]]]:
-    """The most that each task's open TCP connections had sent, in the order of tasks; empty where not on Linux."""
+    """The most that each task's open TCP connections had sent, in the order of tasks; empty where no kernel counts."""
+    counts = _kernel_counts()
     most, over = dict.fromkeys(running.pids, 0), threading.Event()
 
     def look() -> None:
@@ -24,7 +25,16 @@ def counted_bytes(running: cluster.LocalCluster) -> Iterator[Callable[[], list[i
     watcher = threading.Thread(target=look, daemon=True)
     watcher.start()
     try:
-        yield lambda: list(most.values()) if sys.platform == "linux" else []
+        yield lambda: list(most.values()) if counts else []
     finally:
         over.set()
         watcher.join()
+
+
+def _kernel_counts() -> bool:
+    """Not outside Linux, nor where a sandbox such as gVisor answers for the kernel."""
+    try:
+        tcp_bytes.sent_bytes({})
+    except OSError:
+        return False
+    return sys.platform == "linux"
