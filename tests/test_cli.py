@@ -319,6 +319,13 @@ def test_a_long_cell_keeps_about_how_long_it_took_while_that_is_nearly_right(sec
     assert store_outputs.about(seconds, before) == stored
 
 
+def test_each_cell_is_stored_with_its_own_seconds(monkeypatch, tmp_path):
+    path = notebook(tmp_path / "x.ipynb", "import time", "time.sleep(0.2)")
+    monkeypatch.setattr(store_outputs, "about", lambda seconds, before: 10 if seconds > 0.2 else before)
+    store_outputs.execute(path, store=True)
+    assert nbformat.read(path, 4).cells[1].metadata == {"seconds": 10}
+
+
 def test_peak_memory_is_the_kernels(tmp_path):
     path = notebook(tmp_path / "x.ipynb", "held = bytearray(500 * 2**20)")
     assert store_outputs.execute(path, store=False).peak_bytes > 500 * 2**20

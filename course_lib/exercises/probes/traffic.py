@@ -1,4 +1,4 @@
-"""What the tasks of a running job send to others, counted by the kernel and not by them. Standard library only."""
+"""What the tasks of a running job send to others, counted by the kernel and not by them. Needs psutil."""
 
 import contextlib
 import sys

@@ -48,7 +48,7 @@ var _JUPYTERLAB = globalThis._JUPYTERLAB ?? {};
   };
 
   // How long a cell has been running, once that is long, and how long it took where it was stored: beside its [*].
-  // The first cell with [*] runs, and the others wait for it.
+  // The first cell with [*] is taken for the one that runs: so it is but where cells were started in another order.
   const began = new WeakMap();
   const tellTime = (panels) => {
     for (const panel of panels) {
