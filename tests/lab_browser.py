@@ -18,6 +18,7 @@ from pathlib import Path
 from playwright.sync_api import Locator, Page, Route, sync_playwright
 
 from course_lib.staff.new_exercises import generate
+from course_lib.staff.store_outputs import RAISES
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 480_000  # milliseconds for a whole notebook; a minute for anything else
@@ -37,6 +38,10 @@ CELLS = f"""{CONTENT}.widgets.filter(cell => cell.model.type === "code").map(cel
   count: cell.model.executionCount,
   outputs: cell.model.outputs.toJSON(),
 }}))"""
+
+# The first of these cells that raised and should not have: JupyterLab runs none after it.
+RED = f"""cells.find(cell =>
+  !cell.tags.includes("{RAISES}") && cell.outputs.some(output => output.output_type === "error"))"""
 
 
 def copy_of_the_course(folder: Path) -> Path:
@@ -115,7 +120,7 @@ def opened(page: Page, path: str) -> None:
 
 
 def run_all(page: Page) -> list[dict]:
-    """Clear all outputs, run all cells by the menu, and give the cells once all have run.
+    """Clear all outputs, run all cells by the menu, and give the cells once all have run; one that raises fails.
 
     One that took ten seconds or more where it was stored says so while it runs.
     """
@@ -123,8 +128,11 @@ def run_all(page: Page) -> list[dict]:
     menu(page, "Run", "Run All Cells")
     if page.evaluate(f"() => {CONTENT}.widgets.some(cell => cell.model.getMetadata('seconds') >= 10)"):
         page.wait_for_function(f"() => {CONTENT}.widgets.some(cell => {OF_HOW_MANY})", timeout=PATIENCE)
-    page.wait_for_function(f"() => {CELLS}.every(cell => cell.count !== null)", timeout=PATIENCE)
+    ended = f"cells => {RED} || cells.every(cell => cell.count !== null)"
+    page.wait_for_function(f"() => ({ended})({CELLS})", timeout=PATIENCE)
     page.wait_for_function(IDLE)
+    if red := page.evaluate(f"() => (cells => {RED})({CELLS})"):
+        raise AssertionError("\n".join([red["source"], *map(json.dumps, red["outputs"])]))
     return page.evaluate(CELLS)
 
 

@@ -23,7 +23,7 @@ from unprivileged import NOBODY, as_nobody, give_to_nobody
 need("tensorflow")
 pytestmark = [pytest.mark.slow, needs_sandbox]
 
-LIMITS = ("--jobs", "2", "--cell-seconds", "10", "--memory-gib", "4")
+LIMITS = ("--jobs", "2", "--cell-seconds", "20", "--memory-gib", "4")
 CANARY = "must stay as it is\n"
 SHARED = (Path("/tmp"), Path("/dev/shm"))
 
