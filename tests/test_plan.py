@@ -18,7 +18,7 @@ from course_lib.planner.blocks import Block, Chain
 from course_lib.planner.calibration import FITTED
 from course_lib.planner.layout import PRECISIONS
 from course_lib.planner.memory import in_flight, kept_bytes, memory, stage_parameters
-from course_lib.planner.plan_command import MODELS
+from course_lib.planner.models_by_numbers import MODELS
 from course_lib.planner.step_time import step_time
 
 GIB = 2**30
@@ -283,7 +283,7 @@ def test_a_pipelines_last_stage_holds_the_tied_parameters_again():
     chain = Chain("tied", (Block("first", 100, 80, flops=1), Block("last", 30, 20, flops=1)), tied=80)
     for stages, wanted in ((1, [30 + 100 / 2]), (2, [20 + 80 / 2, 10 + (20 + 80) / 2])):
         layout, parts = planner.Layout(tensor=2, pipeline=stages), chain.stages(stages)
-        assert [stage_parameters(chain, stage, parts, layout) for stage in range(stages)] == wanted
+        assert [sum(stage_parameters(chain, stage, parts, layout)) for stage in range(stages)] == wanted
 
 
 def test_a_link_across_nodes_is_the_outer_one():

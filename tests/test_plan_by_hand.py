@@ -377,7 +377,7 @@ def test_a_row_of_a_search_has_its_longest_wait():
 
 def test_of_equally_fast_layouts_the_simpler_goes_first():
     found = by_hand(StepTime(1, 0), tensor=2, pipeline=3, micro_batch=4, zero=1, recompute="full")
-    assert layout_search._preference(found) == (0, 1, 2, 3, 2, -4)
+    assert layout_search._preference(found) == (0, 1, 2, 3, 2, 1, 1, -4)
     assert layout_search._preference(replace(found, step=StepTime(2, 0)))[0] == 35  # ln 2 in steps of 2%
 
 

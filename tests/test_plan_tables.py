@@ -16,7 +16,8 @@ from course_lib.planner.blocks import Block, Chain
 from course_lib.planner.calibration import FITTED
 from course_lib.planner.layout import PRECISIONS
 from course_lib.planner.memory import Memory
-from course_lib.planner.plan_command import MODELS, SLOTS, _by_numbers, _figures
+from course_lib.planner.models_by_numbers import MODELS, SLOTS, read_model
+from course_lib.planner.plan_command import _figures
 from course_lib.planner.published_runs import PublishedRun
 from course_lib.planner.rented_chips import OWN
 from course_lib.planner.step_time import StepTime
@@ -169,7 +170,8 @@ def test_a_chip_of_your_own_begins_with_common_links():
 
 def test_a_layout_left_alone_is_one_device():
     degrees = dict.fromkeys(("data", "tensor", "pipeline", "sequence", "micro_batch", "interleave"), 1)
-    words = {"recompute": "none", "zero": 0, "precision": "mixed_bfloat16"}
+    degrees |= {"expert": 1, "shard": None}
+    words = {"recompute": "none", "zero": 0, "precision": "mixed_bfloat16", "offload": ()}
     options = dict.fromkeys(("split_norms", "keep_gathered", "chunked_loss"), False)
     assert vars(planner.Layout()) == degrees | words | options
 
@@ -177,7 +179,7 @@ def test_a_layout_left_alone_is_one_device():
 def test_a_transformer_in_words():
     sizes = "layers=2, hidden=64 ,heads=4,vocabulary=100,sequence_length=16"
     wanted = planner.Transformer(2, 64, 4, 100, 16, kv_heads=2, gated=True, tied=False)
-    assert _by_numbers(f"{sizes},kv_heads=2,gated=True,tied=false") == wanted
+    assert read_model(f"{sizes},kv_heads=2,gated=True,tied=false") == wanted
 
 
 @pytest.mark.parametrize("command", [plan_command, compile_command])

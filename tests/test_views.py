@@ -22,7 +22,7 @@ from nbval.plugin import get_sanitize_patterns
 
 from course_lib import collectives, pipeline, planner, precision, views
 from course_lib.errors import CourseError
-from course_lib.planner import plan_command
+from course_lib.planner import models_by_numbers, plan_command
 from course_lib.staff import store_outputs
 from course_lib.views import (
     controls,
@@ -479,7 +479,7 @@ def test_the_formula_named_in_a_caption_is_the_bubble_drawn(name):
 def test_the_memory_bar_is_the_planner_s_prediction():
     layout = planner.Layout(data=8, zero=3, precision="bfloat16_master")
     planned = planner.predict(
-        plan_command.MODELS["llama2-7b"], planner.Cluster(planner.find_chip("h100-80gb"), 8), layout, 8 * 16
+        models_by_numbers.MODELS["llama2-7b"], planner.Cluster(planner.find_chip("h100-80gb"), 8), layout, 8 * 16
     )
     view = views.memory(zero=3).still
     gib = dict(zip(column(view, ""), column(view, "GiB")))

@@ -18,7 +18,11 @@ class Block:
 
     parameters        numbers that are trained
     split_parameters  those of them that tensor parallelism divides among its devices
+    expert_parameters  those of the split ones that expert parallelism divides too
     flops             of the forward pass's matrix products, 2 for each multiplication, without score_flops
+    backward          of their backward pass, as a multiple of flops: 2; 1 where the weights are frozen and only what
+                      lies before needs its gradient; 0 where nothing up to here is trained, so that no backward
+                      pass comes here
     score_flops       of the attention's two products, queries by keys and scores by values
     kept              numbers that the forward pass keeps for the backward, on every device of a
                       tensor-parallel group (unless it splits norms too)
@@ -28,16 +32,20 @@ class Block:
     masks             bytes, not numbers, kept beside `kept`
     inputs            numbers that enter the block: all that full recomputation keeps
     exchanged         numbers that tensor parallelism sums over its devices in the forward pass
+    dispatched        numbers that expert parallelism sends to the devices of each token's experts, and back
     keys              keys and values, which sequence parallelism passes around
     logits            numbers of the model's output, which the loss takes in float32
     frozen_bytes      of weights that are not trained, in their own dtype
+    frozen_split_bytes  those of them that tensor parallelism divides
     operations        kernels that the forward pass starts one after another
     """
 
     name: str
     parameters: int = 0
     split_parameters: int = 0
+    expert_parameters: int = 0
     flops: float = 0
+    backward: float = 2
     score_flops: float = 0
     kept: float = 0
     kept_split: float = 0
@@ -45,10 +53,17 @@ class Block:
     masks: float = 0
     inputs: float = 0
     exchanged: float = 0
+    dispatched: float = 0
     keys: float = 0
     logits: float = 0
     frozen_bytes: float = 0
+    frozen_split_bytes: float = 0
     operations: int = 1
+
+    @property
+    def passes(self) -> int:
+        """Forward passes whose work a step does here, without recomputation: a backward pass is about two."""
+        return 3 if self.backward else 1
 
 
 @dataclass(frozen=True)
@@ -60,6 +75,8 @@ class Chain:
     layers  equal blocks between a first and a last one; 0 when the model has no such order
     tied    parameters of the first block that the last one uses too: a pipeline holds them twice
     heads   of attention, which tensor parallelism deals out; 0 when there are none
+    experts  of a layer, which expert parallelism deals out; 1 when there is one feed-forward layer for all tokens
+    tied_bytes  as tied, of frozen weights
     """
 
     name: str
@@ -68,6 +85,8 @@ class Chain:
     layers: int = 0
     tied: int = 0
     heads: int = 0
+    experts: int = 1
+    tied_bytes: float = 0
 
     @property
     def parameters(self) -> int:
@@ -82,6 +101,11 @@ class Chain:
     def flops(self) -> float:
         """Of one example's forward pass."""
         return sum(block.flops + block.score_flops for block in self.blocks)
+
+    @property
+    def step_flops(self) -> float:
+        """Of one example's forward and backward pass, without recomputation."""
+        return sum(block.flops * (1 + block.backward) + block.score_flops * block.passes for block in self.blocks)
 
     def stages(self, count: int) -> list["StageBlocks"]:
         """The blocks of each pipeline stage.

@@ -8,6 +8,7 @@ from course_lib.errors import CourseError
 RECOMPUTE = ("none", "selective", "full")
 ZERO = (0, 1, 2, 3)
 DEGREES = ("data", "tensor", "pipeline", "sequence")  # their product is the number of chips
+OFFLOAD = ("optimizer", "activations")
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,12 @@ class Layout:
                  instead of repeating the all-gather in the backward pass, as Megatron does
     chunked_loss  the logits are made, used and dropped in chunks, an eighth at a time (torchtune's and
                  torchtitan's default number; fused kernels such as Liger's do the same)
-    Raises       CourseError for a size below 1, or a word that is not known
+    shard        under ZeRO-3: neighbouring replicas that divide the states among them, each group holding all
+                 (hybrid sharding, HSDP); all replicas by default
+    expert       neighbouring replicas that deal out a layer's experts among them (expert parallelism)
+    offload      of OFFLOAD: what is kept in the host's memory instead of the chip's. The optimizer's state is updated
+                 there (ZeRO-Offload, arXiv 2101.06840); activations are sent there until the backward pass
+    Raises       CourseError for a size below 1, a word that is not known, or groups that don't divide the replicas
     """
 
     data: int = 1
@@ -91,9 +97,12 @@ class Layout:
     split_norms: bool = False
     keep_gathered: bool = False
     chunked_loss: bool = False
+    shard: int | None = None
+    expert: int = 1
+    offload: tuple[str, ...] = ()
 
     def __post_init__(self):
-        for name in (*DEGREES, "micro_batch", "interleave"):
+        for name in (*DEGREES, "micro_batch", "interleave", "expert", *(["shard"] if self.shard is not None else [])):
             given = getattr(self, name)
             if not isinstance(given, int) or given < 1:
                 raise CourseError(f"Layout.{name} must be a whole number of at least 1, not {given!r}.")
@@ -101,6 +110,17 @@ class Layout:
             given, words = getattr(self, name), ", ".join(map(str, known))
             if given not in known:
                 raise CourseError(f"Layout.{name} must be one of {words}, not {given!r}.")
+        if not set(self.offload) <= set(OFFLOAD):
+            raise CourseError(f"Layout.offload must hold some of {', '.join(OFFLOAD)}, not {self.offload!r}.")
+        for name, size in {"shard": self.sharing, "expert": self.expert}.items():
+            if self.replicas % size:
+                raise CourseError(
+                    f"{self.replicas} replicas can't be cut into groups of {size} by {name}: take a divisor."
+                )
+        if self.shard and self.zero != 3:
+            raise CourseError(
+                f"groups of {self.shard} replicas divide their states by ZeRO-3, not by ZeRO-{self.zero}."
+            )
 
     @property
     def chips(self) -> int:
@@ -110,6 +130,11 @@ class Layout:
     def replicas(self) -> int:
         """Devices that hold the same part of the model, and so share ZeRO's state and sum their gradients."""
         return self.data * self.sequence
+
+    @property
+    def sharing(self) -> int:
+        """Replicas that divide among them what ZeRO divides."""
+        return self.shard or self.replicas
 
     @property
     def numbers(self) -> Precision:
@@ -134,5 +159,10 @@ class Layout:
         if self.recompute != "none":
             parts.append(f"recompute {self.recompute}")
         if self.zero:
-            parts.append(f"ZeRO-{self.zero}")
+            parts.append(f"ZeRO-{self.zero}" + (f" in groups of {self.shard}" if self.shard else ""))
+        if self.expert > 1:
+            parts.append(f"expert {self.expert}")
+        if self.interleave > 1:
+            parts.append(f"interleave {self.interleave}")
+        parts += [f"{part} in the host's memory" for part in self.offload]
         return ", ".join([*parts, self.precision])

@@ -19,6 +19,7 @@ from course_lib.table import Table
 
 SHOWN = 8
 IN_A_PIPELINE = (0, 1)  # DeepSpeed and Megatron refuse the other ZeRO stages there
+CHUNKS = (1, 2, 4)  # of a pipeline stage
 ALIKE = 0.02  # times that differ by less count as equal, and the simpler layout goes first
 
 
@@ -95,8 +96,8 @@ def search(
     """Predict every sensible layout: all factorings of the number of chips, with tensor parallelism inside a node.
 
     precision  by default the chip's usual one
-    Micro-batches are powers of two; sequence parallelism, interleaving, and ZeRO-2 and 3 in a pipeline are left
-    to `predict`.
+    Micro-batches are powers of two, and a stage has 1, 2 or 4 chunks; sequence parallelism, groups of ZeRO-3, what is
+    offloaded, and ZeRO-2 and 3 in a pipeline are left to `predict`.
     Raises  CourseError when no layout divides the batch
     """
     chain = model.chain() if isinstance(model, Transformer) else model
@@ -114,8 +115,8 @@ def search(
 
 def _preference(prediction: Prediction) -> tuple:
     layout = prediction.layout
-    simple = (layout.zero, RECOMPUTE.index(layout.recompute), layout.pipeline, layout.tensor, -layout.micro_batch)
-    return round(math.log(prediction.step.total) / ALIKE), *simple
+    degrees = (layout.pipeline, layout.tensor, layout.interleave, layout.expert, -layout.micro_batch)
+    return round(math.log(prediction.step.total) / ALIKE), layout.zero, RECOMPUTE.index(layout.recompute), *degrees
 
 
 def layouts(chain: Chain, cluster: Cluster, global_batch: int, precision: str) -> Iterator[Layout]:
@@ -139,10 +140,27 @@ def layouts(chain: Chain, cluster: Cluster, global_batch: int, precision: str) -
             if not fine or global_batch % data:
                 continue
             stages = (ZERO if pipeline == 1 else IN_A_PIPELINE) if data > 1 else (0,)
-            choices = itertools.product(_powers_of_two(global_batch // data), stages, recompute)
-            for micro_batch, zero, again in choices:
-                sizes = (data, tensor, pipeline, 1, micro_batch)
-                yield Layout(*sizes, again, zero, precision, split_norms=splits_norms(tensor, cluster))
+            # Experts stay whole, or are dealt out among as many replicas as can share them.
+            experts = sorted({1, math.gcd(data, chain.experts)})
+            chunks = [
+                v for v in CHUNKS if v == 1 or pipeline > 1 and chain.layers and not chain.layers % (pipeline * v)
+            ]
+            choices = itertools.product(_powers_of_two(global_batch // data), stages, recompute, chunks, experts)
+            for micro_batch, zero, again, interleave, expert in choices:
+                if interleave > 1 and global_batch // (data * micro_batch) % pipeline:
+                    continue
+                yield Layout(
+                    data,
+                    tensor,
+                    pipeline,
+                    micro_batch=micro_batch,
+                    recompute=again,
+                    zero=zero,
+                    precision=precision,
+                    interleave=interleave,
+                    split_norms=splits_norms(tensor, cluster),
+                    expert=expert,
+                )
 
 
 def splits_norms(tensor: int, cluster: Cluster) -> bool:

@@ -70,12 +70,31 @@ def in_flight(stage: int, layout: Layout, micro_batches: int) -> float:
     return min(micro_batches, started)
 
 
-def stage_parameters(chain: Chain, stage: int, stages: Sequence[StageBlocks], layout: Layout) -> float:
-    """Parameters of one device of a stage, before ZeRO divides anything."""
-    whole = stages[stage].total(lambda block: block.parameters - block.split_parameters)
-    split = stages[stage].total(lambda block: block.split_parameters)
-    split += chain.tied if stage == len(stages) - 1 > 0 else 0
+def stage_parameters(chain: Chain, stage: int, stages: Sequence[StageBlocks], layout: Layout) -> tuple[float, float]:
+    """Parameters of one device of a stage before ZeRO divides anything: its experts', and all others."""
+    blocks, last = stages[stage], stage == len(stages) - 1 > 0
+    whole = blocks.total(lambda block: block.parameters - block.split_parameters)
+    split = blocks.total(lambda block: block.split_parameters - block.expert_parameters) + (chain.tied if last else 0)
+    experts = blocks.total(lambda block: block.expert_parameters)
+    return experts / layout.tensor / layout.expert, whole + split / layout.tensor
+
+
+def frozen_bytes(chain: Chain, stage: int, stages: Sequence[StageBlocks], layout: Layout) -> float:
+    """Of one device's weights that are not trained, before ZeRO-3 divides them."""
+    split = stages[stage].total(lambda block: block.frozen_split_bytes)
+    whole = stages[stage].total(lambda block: block.frozen_bytes) - split
+    split += chain.tied_bytes if stage == len(stages) - 1 > 0 else 0
     return whole + split / layout.tensor
+
+
+def host_bytes(chain: Chain, layout: Layout, global_batch: int) -> float:
+    """In the host's memory for one device, of the stage that needs the most there: what the layout offloads."""
+    stages, count = chain.stages(layout.pipeline), layout.micro_batches(global_batch)
+    return max(
+        ("optimizer" in layout.offload) * _optimizer_bytes(chain, stage, stages, layout)
+        + ("activations" in layout.offload) * stage_kept_bytes(stages, stage, layout) * in_flight(stage, layout, count)
+        for stage in range(len(stages))
+    )
 
 
 def kept_bytes(block: Block, layout: Layout, recompute: str | None = None) -> float:
@@ -100,19 +119,43 @@ def boundary_bytes(stage: StageBlocks, layout: Layout) -> float:
 
 
 def _stage(chain: Chain, stage: int, stages, layout: Layout, micro_batches: int, constants: Calibration) -> Memory:
-    parameters, numbers = stage_parameters(chain, stage, stages, layout), layout.numbers
-    shards = {part: layout.replicas if layout.zero >= part else 1 for part in (1, 2, 3)}
-    kept = stages[stage].total(lambda block: kept_bytes(block, layout))
-    if stage + 1 < len(stages):  # what was sent to the next stage is held until its gradient comes back
-        kept += boundary_bytes(stages[stage + 1], layout)
+    numbers, blocks = layout.numbers, stages[stage]
+    weights = divided(stage_parameters(chain, stage, stages, layout), 3, layout) * numbers.weights
+    frozen = frozen_bytes(chain, stage, stages, layout) / (layout.sharing if layout.zero == 3 else 1)
+    kept = stage_kept_bytes(stages, stage, layout) * in_flight(stage, layout, micro_batches)
+    if "activations" in layout.offload:  # while one block's are in use, another's are on their way
+        kept = min(kept, 2 * blocks.largest(lambda block: kept_bytes(block, layout)))
     return Memory(
-        weights=(parameters * numbers.weights + stages[stage].total(lambda block: block.frozen_bytes)) / shards[3],
-        gradients=parameters * numbers.gradients / shards[2],
-        optimizer=parameters * (numbers.master + 4 * chain.slots) / shards[1],
-        activations=kept * in_flight(stage, layout, micro_batches) * constants.fragmentation,
-        temporaries=_temporaries(stages[stage], layout) * constants.fragmentation,
+        weights=weights + frozen,
+        gradients=divided(stage_parameters(chain, stage, stages, layout), 2, layout) * numbers.gradients,
+        optimizer=0 if "optimizer" in layout.offload else _optimizer_bytes(chain, stage, stages, layout),
+        activations=kept * constants.fragmentation,
+        temporaries=_temporaries(blocks, layout) * constants.fragmentation,
         framework=constants.framework_bytes if layout.chips > 1 else min(CONTEXT_BYTES, constants.framework_bytes),
     )
+
+
+def divided(parameters: tuple[float, float], stage: int, layout: Layout) -> float:
+    """Parameters whose states a device holds when ZeRO divides them from this stage on.
+
+    Expert parallelism has dealt out the experts among some of the replicas before.
+    """
+    experts, others = parameters
+    if layout.zero < stage:
+        return experts + others
+    return experts / max(1, layout.sharing / layout.expert) + others / layout.sharing
+
+
+def _optimizer_bytes(chain: Chain, stage: int, stages: Sequence[StageBlocks], layout: Layout) -> float:
+    held = divided(stage_parameters(chain, stage, stages, layout), 1, layout)
+    return held * (layout.numbers.master + 4 * chain.slots)
+
+
+def stage_kept_bytes(stages: Sequence[StageBlocks], stage: int, layout: Layout) -> float:
+    """That one micro-batch leaves on a device of a stage for the backward pass."""
+    kept = stages[stage].total(lambda block: kept_bytes(block, layout) if block.backward else 0)
+    # What was sent to the next stage is held until its gradient comes back.
+    return kept + (boundary_bytes(stages[stage + 1], layout) if stage + 1 < len(stages) else 0)
 
 
 def _temporaries(stage: StageBlocks, layout: Layout) -> float:
@@ -125,5 +168,12 @@ def _temporaries(stage: StageBlocks, layout: Layout) -> float:
     inner = stage.largest(lambda block: kept_bytes(block, layout, "none"))
     inner *= 1.5 if layout.recompute == "full" else 0.5
     # Under ZeRO-3 the next block's parameters are gathered while this one's are in use.
-    gathered = 2 * stage.largest(lambda block: block.parameters) * size / layout.tensor if layout.zero == 3 else 0
+    gathered = 2 * stage.largest(lambda block: _gathered_bytes(block, layout)) if layout.zero == 3 else 0
     return max(logits, inner) + gathered
+
+
+def _gathered_bytes(block: Block, layout: Layout) -> float:
+    """Of a block's weights as a device needs them under ZeRO-3."""
+    others = block.parameters - block.expert_parameters
+    trained = (others + block.expert_parameters / layout.expert) * layout.numbers.compute
+    return (trained + block.frozen_bytes) / layout.tensor

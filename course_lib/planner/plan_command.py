@@ -15,31 +15,17 @@ from course_lib.errors import CourseError
 from course_lib.planner.blocks import Chain
 from course_lib.planner.calibration import fitted
 from course_lib.planner.keras_model import first_line, from_keras
-from course_lib.planner.layout import DEGREES, PRECISIONS, RECOMPUTE, ZERO, Layout
+from course_lib.planner.layout import DEGREES, OFFLOAD, PRECISIONS, RECOMPUTE, ZERO, Layout
 from course_lib.planner.layout_search import search, splits_norms
 from course_lib.planner.measured_machine import this_machine
-from course_lib.planner.prediction import predict
+from course_lib.planner.memory import CONTEXT_BYTES
+from course_lib.planner.models_by_numbers import BY_NUMBERS, MODELS, SLOTS, read_model, says_numbers
+from course_lib.planner.prediction import in_bytes, predict
 from course_lib.planner.published_runs import NEEDED, PREDICTED, WHY_NOT, fill, read_table
 from course_lib.planner.rented_chips import CHIPS, GIB, OWN, Cluster, find_chip
-from course_lib.planner.transformer import Transformer
+from course_lib.planner.transformer import Transformer, inference_bytes
 
 EXAMPLE = "course plan gpt3-175b --chip a100-80gb --chips 1024 --batch 1536"
-# Dimensions: Brown and others (2020), arXiv 2005.14165, table 2.1; the released configurations of Llama 2;
-# Dubey and others (2024), arXiv 2407.21783, table 3.
-LLAMA = {"gated": True, "tied": False}
-MODELS = {
-    "gpt2-124m": Transformer(12, 768, 12, 50257, 1024),
-    "gpt3-175b": Transformer(96, 12288, 96, 50257, 2048),
-    "llama2-7b": Transformer(32, 4096, 32, 32000, 4096, 11008, **LLAMA),
-    "llama2-70b": Transformer(80, 8192, 64, 32000, 4096, 28672, 8, **LLAMA),
-    "llama3-8b": Transformer(32, 4096, 32, 128256, 8192, 14336, 8, **LLAMA),
-    "llama3-405b": Transformer(126, 16384, 128, 128256, 8192, 53248, 8, **LLAMA),
-}
-BY_NUMBERS = "layers=48,hidden=6144,heads=64,vocabulary=51200,sequence_length=2048"
-# Float32 numbers kept per parameter. 8-bit Adam's two take a byte each (Dettmers and others 2021, arXiv 2110.02861);
-# Adafactor keeps a row and a column for a matrix (Shazeer & Stern 2018), next to nothing.
-SLOTS = {"adam": 2, "adamw": 2, "adam8bit": 2 / 4, "lion": 1, "lion8bit": 1 / 4, "momentum": 1, "rmsprop": 1}
-SLOTS |= {"adafactor": 0, "sgd": 0}
 MOST_EXAMPLES = 10**9
 OWN_CHIP = {
     "tflops": ("TFLOPS", "10^12 operations a second in half precision, dense"),
@@ -49,14 +35,18 @@ OWN_CHIP = {
     "link_between": ("GB/S", "that it sends to other nodes; 100 gigabit/s by default"),
     "per_node": ("CHIPS", "chips of a node; 8 by default"),
 }
-ONE_LAYOUT = {"micro_batch": None, "recompute": "none", "zero": 0, "interleave": 1}  # a search tries these itself
+# What belongs to one layout.
+ONE_LAYOUT = {"micro_batch": None, "recompute": "none", "zero": 0, "interleave": 1}
+ONE_LAYOUT |= {"shard": None, "expert": 1, "offload": ()}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give a parser a model, a cluster and a layout, or a table of them."""
     add = parser.add_argument
     own = 'your own Keras model: a .keras file, or a function that makes it, "file.py:function"'
-    add("model", nargs="?", help=f'{", ".join(MODELS)}, numbers such as "{BY_NUMBERS}", or {own}')
+    changed = '"llama2-7b,lora=16,frozen_bits=4" changes some'
+    known = f'{", ".join(MODELS)}, a config.json as Hugging Face writes it, or numbers such as "{BY_NUMBERS}"'
+    add("model", nargs="?", help=f"{known}; {changed}; or {own}")
     add("--chip", help=f"{', '.join(CHIPS)}; without it, this machine")
     add("--chips", type=int, default=1, help="their number")
     for name, (unit, meaning) in OWN_CHIP.items():
@@ -70,12 +60,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--micro-batch", type=int, help=micro_batch)
     add("--recompute", choices=RECOMPUTE, default="none", help="in the backward pass")
     add("--zero", type=int, choices=ZERO, default=0, help="ZeRO stage; 3 is FSDP")
+    add("--shard", type=int, help="replicas of a group that divides ZeRO-3's states (HSDP); all by default")
+    add("--expert", type=int, default=1, help="replicas that deal out a layer's experts among them")
     add("--interleave", type=int, default=1, help="chunks of the model per pipeline stage")
+    add("--offload", nargs="+", choices=OFFLOAD, default=(), help="what the host's memory holds instead of the chip's")
     sizes = ", ".join(f"{name} {one.adam_bytes}" for name, one in PRECISIONS.items())
     precision = f"a stack's formats, with its bytes per parameter with Adam: {sizes}; Keras' for the chip by default"
     add("--precision", choices=PRECISIONS, metavar="POLICY", help=precision)
     add("--optimizer", default="adam", help=f"{', '.join(SLOTS)}; of a Keras model any that Keras knows")
     fed = "what the input pipeline delivers; enough by default"
+    inference = "instead of training: what weights, keys and values take, and how many sequences of a batch fit"
+    add("--inference", action="store_true", help=inference)
     add("--examples-per-second", type=float, default=0, help=fed)
     table = "predict every row of a table with the columns of planner/runs.csv"
     add("--table", type=Path, metavar="IN.csv", help=table)
@@ -97,7 +92,10 @@ def plan(arguments: argparse.Namespace) -> int:
             "at least 0."
         )
     cluster = _cluster(arguments)  # before the model: devices are simulated before a framework starts
-    model = _model(arguments.model, arguments.optimizer)
+    numbers = says_numbers(arguments.model)
+    model = (read_model if numbers else _own)(arguments.model, arguments.optimizer)
+    if arguments.inference:
+        return _inference(arguments, model, cluster)
     if cluster.chips == 1 or any(getattr(arguments, degree) is not None for degree in DEGREES):
         answer = predict(model, cluster, _layout(arguments, cluster), batch, examples_per_second=fed)
         fits, drawn = answer.fits, [answer]
@@ -151,16 +149,6 @@ def _table(source: Path | None, target: Path | None, at: Callable[[str], None]) 
     return 1 if complaints else 0
 
 
-def _model(text: str, optimizer: str) -> Transformer | Chain:
-    if text not in MODELS and "=" not in text:
-        return _own(text, optimizer)
-    if optimizer not in SLOTS:
-        raise CourseError(
-            f"of a transformer by numbers the planner knows the optimizers {', '.join(SLOTS)}, not {optimizer!r}."
-        )
-    return replace(MODELS.get(text) or _by_numbers(text), slots=SLOTS[optimizer])
-
-
 def _own(text: str, optimizer: str) -> Chain:
     """A Keras model from a file or from the function that makes it."""
     devices.quieten()
@@ -184,24 +172,6 @@ def _own(text: str, optimizer: str) -> Chain:
     return from_keras(model, optimizer)
 
 
-def _by_numbers(text: str) -> Transformer:
-    known = [name for name in Transformer.__dataclass_fields__ if name != "slots"]  # --optimizer says it
-    numbers: dict[str, int | bool] = {}
-    for part in text.split(","):
-        name, _, value = (piece.strip() for piece in part.partition("="))
-        if name not in known:
-            raise CourseError(f"a transformer has no {name!r}; it has {', '.join(known)}.")
-        if not value.isdecimal() and value.lower() not in ("true", "false"):
-            raise CourseError(f"{name} must be a whole number, or true or false, not {value!r}.")
-        if name in numbers:
-            raise CourseError(f"{name} is given twice, as {numbers[name]} and as {value}.")
-        numbers[name] = int(value) if value.isdecimal() else value.lower() == "true"
-    missing = [name for name in ("layers", "hidden", "heads", "vocabulary", "sequence_length") if name not in numbers]
-    if missing:
-        raise CourseError(f"a transformer by numbers also needs {', '.join(missing)}.")
-    return Transformer(**numbers)
-
-
 def _cluster(arguments: argparse.Namespace) -> Cluster:
     if arguments.chips < 1:
         raise CourseError(f"--chips must be a whole number of at least 1, not {arguments.chips}.")
@@ -212,7 +182,7 @@ def _cluster(arguments: argparse.Namespace) -> Cluster:
         if missing := [f"--{name.replace('_', '-')}" for name in list(OWN_CHIP)[:3] if name not in own]:
             raise CourseError(f"a chip of your own also needs {', '.join(missing)}.")
         return Cluster(replace(OWN, **_figures(own)), arguments.chips)
-    if arguments.model in MODELS or "=" in arguments.model:
+    if says_numbers(arguments.model):
         some = "a100-40gb, a100-80gb, h100-80gb, h200-141gb"
         raise CourseError(f"a transformer by numbers is planned for a chip: add --chip, such as {some}.")
     devices.simulate(arguments.chips)
@@ -252,6 +222,22 @@ def _training(arguments: argparse.Namespace, model: Transformer | Chain, answer)
     return line + (f", at {arguments.price:g} each {chip_hours * arguments.price:,.3g}" if arguments.price else "")
 
 
+def _inference(arguments: argparse.Namespace, model: Transformer | Chain, cluster: Cluster) -> int:
+    """Memory of generating text, in one line."""
+    if not isinstance(model, Transformer):
+        raise CourseError("--inference counts keys and values of a transformer by numbers, not of a Keras model.")
+    weights, cache = inference_bytes(model)
+    sequences = int((cluster.chips * (cluster.chip.memory_bytes - CONTEXT_BYTES) - weights) // cache)
+    given = {"weights_bytes": weights, "cache_bytes_per_sequence": cache, "sequences": max(0, sequences)}
+    line = (
+        f"inference: weights {in_bytes(weights)}, keys and values {in_bytes(cache)} for each sequence of "
+        f"{model.sequence_length:,} tokens; {max(0, sequences):,} sequences fit {cluster.chips} x {cluster.chip.name}, "
+        "divided evenly"
+    )
+    print(json.dumps(given, indent=2) if arguments.json else line)
+    return 0 if sequences >= arguments.batch else 1
+
+
 def _layout(arguments: argparse.Namespace, cluster: Cluster) -> Layout:
     given = {degree: getattr(arguments, degree) for degree in DEGREES}
     degrees = {degree: 1 if size is None else size for degree, size in given.items()}
@@ -269,5 +255,8 @@ def _layout(arguments: argparse.Namespace, cluster: Cluster) -> Layout:
         zero=arguments.zero,
         precision=arguments.precision or cluster.chip.usual_precision,
         interleave=arguments.interleave,
+        shard=arguments.shard,
+        expert=arguments.expert,
+        offload=tuple(arguments.offload),
         split_norms=splits_norms(degrees["tensor"], cluster),
     )

@@ -8,7 +8,7 @@ from course_lib.planner import measured_machine, tpu_memory
 from course_lib.planner.blocks import Chain
 from course_lib.planner.calibration import Calibration, fitted
 from course_lib.planner.layout import Layout
-from course_lib.planner.memory import Memory, memory
+from course_lib.planner.memory import Memory, host_bytes, memory
 from course_lib.planner.rented_chips import GIB, TPU, Cluster, slice_sizes
 from course_lib.planner.step_time import StepTime, step_time, with_input
 from course_lib.planner.transformer import Transformer
@@ -18,6 +18,7 @@ Interval = tuple[float, float]
 NOTHING = 1e-5  # a share of the step that is not shown
 # For what the TPU's compiler keeps, see tpu_memory.py: twice a GPU's for the model that it was read for.
 AS_ON_A_GPU = "Activations are counted as on a GPU; a TPU's compiler may keep twice as much: `course compile` asks it."
+UNMEASURED = "No published run behind the interval has {}: it may be too narrow here."
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,8 +54,13 @@ class Prediction:
         return self.memory_interval[1] <= self.cluster.chip.memory_bytes
 
     @property
+    def host_bytes(self) -> float:
+        """In the host's memory for the device that needs the most there."""
+        return host_bytes(self.chain, self.layout, self.global_batch) if self.layout.offload else 0.0
+
+    @property
     def model_flops(self) -> float:
-        return 3 * self.chain.flops * self.global_batch
+        return self.chain.step_flops * self.global_batch
 
     @property
     def model_flops_share(self) -> float:
@@ -80,6 +86,7 @@ class Prediction:
             "parameters": self.chain.parameters,
             "frozen_bytes": self.chain.frozen_bytes,
             "memory_bytes": {**self.memory.kinds, "total": self.memory.total},
+            "host_bytes": self.host_bytes,
             "memory_interval_bytes": self.memory_interval,
             "step_seconds": {**self.step.kinds, "total": self.step.total},
             "step_interval_seconds": self.step_interval,
@@ -111,6 +118,8 @@ class Prediction:
         room, total, step = self.cluster.chip.memory_bytes, self.memory.total, self.step.total
         rows = [(kind, in_bytes(size), f"{size / room:.0%}") for kind, size in self.memory.kinds.items() if size]
         low, high = map(in_bytes, self.memory_interval)
+        if self.host_bytes:
+            rows.append(("host's memory", in_bytes(self.host_bytes), "for this device"))
         rows.append(("memory in all", in_bytes(total), f"of {in_bytes(room)}, {low} to {high}: {self.verdict}"))
         times = [(kind, time) for kind, time in self.step.kinds.items() if time > NOTHING * step]
         rows += [(kind, in_seconds(time), f"{time / step:.0%}") for kind, time in times]
@@ -131,18 +140,32 @@ def predict(
                          does not divide, or the chip lacks the precision
     """
     chain, constants = model.chain() if isinstance(model, Transformer) else model, fitted()
-    _require_sense(chain, cluster, layout)
+    _require_sense(chain, cluster, layout, global_batch)
     need, around_memory = _memory(model, chain, cluster, layout, global_batch, constants)
     step, around_step = _step(chain, cluster, layout, global_batch, constants)
     step = with_input(step, global_batch, examples_per_second)
     memory_interval = tuple(need.total * side for side in around_memory)
     step_interval = tuple(step.total * side for side in around_step)
     as_gpu = cluster.chip.family == TPU and not tpu_memory.compilable(model, layout)
-    note = AS_ON_A_GPU if as_gpu else ""
+    notes = [AS_ON_A_GPU] if as_gpu else []
+    if unmeasured := _unmeasured(chain, layout):
+        notes.append(UNMEASURED.format(", ".join(unmeasured)))
+    note = " ".join(notes)
     return Prediction(chain, cluster, layout, global_batch, need, step, memory_interval, step_interval, note)
 
 
-def _require_sense(chain: Chain, cluster: Cluster, layout: Layout) -> None:
+def _unmeasured(chain: Chain, layout: Layout) -> list[str]:
+    """What of a model and a layout is planned by formulas alone."""
+    kinds = {
+        "frozen weights": chain.frozen_bytes,
+        "experts": chain.experts > 1,
+        "groups that divide the states": layout.shard,
+        "offload": layout.offload,
+    }
+    return [name for name, there in kinds.items() if there]
+
+
+def _require_sense(chain: Chain, cluster: Cluster, layout: Layout, global_batch: int) -> None:
     chips, chip, pieces = cluster.chips, cluster.chip, layout.pipeline * layout.interleave
     if layout.chips != chips:
         raise CourseError(
@@ -154,11 +177,22 @@ def _require_sense(chain: Chain, cluster: Cluster, layout: Layout) -> None:
             f"no slice of {chip.name} has {chips:,} chips, and the planner does not plan several slices: "
             f"take {', '.join(f'{size:,}' for size in sizes[:-1])} or {sizes[-1]:,}."
         )
-    if layout.interleave > 1 and (layout.pipeline == 1 or chain.layers % pieces):
+    if layout.interleave > 1 and (layout.pipeline == 1 or not chain.layers or chain.layers % pieces):
         raise CourseError(
             f"{chain.layers} layers can't be cut into {layout.interleave} chunks for each of {layout.pipeline} "
             "pipeline stages: take 2 stages or more, and a product that divides the layers."
         )
+    if layout.interleave > 1 and (count := layout.micro_batches(global_batch)) % layout.pipeline:
+        raise CourseError(
+            f"{count} micro-batches can't be interleaved over {layout.pipeline} pipeline stages: take a multiple of "
+            f"{layout.pipeline}, with a smaller micro-batch or a larger global batch."
+        )
+    if chain.experts % layout.expert:
+        raise CourseError(
+            f"{layout.expert} devices can't share a layer's {chain.experts} experts: take a divisor of {chain.experts}."
+        )
+    if layout.offload and (cluster.measured or chip.family == TPU):
+        raise CourseError(f"the planner knows no link from {chip.name} to its host: plan offload for a GPU.")
     if chain.heads % layout.tensor:
         raise CourseError(
             f"{layout.tensor} tensor-parallel devices can't share {chain.heads} heads: take a divisor of {chain.heads}."

@@ -26,6 +26,8 @@ class Chip:
     read_per_second   bytes between its memory and the chip
     per_node          chips that share the fast links; for a TPU, chips of the largest slice
     within, between   bytes per second that one chip sends inside its node, and to other nodes
+    host              bytes per second to its host's memory, and as many back: PCIe's, three quarters of what its 16
+                      lanes have on paper
     """
 
     name: str
@@ -37,6 +39,7 @@ class Chip:
     within: float
     between: float
     source: str
+    host: float = 24e9
 
     @property
     def usual_precision(self) -> str:
@@ -72,11 +75,25 @@ class Cluster:
         return self.chip.within if devices <= self.chip.per_node else self.chip.between
 
 
-def _gpu(name, family, gib, read, within, between, page, per_node=8, **tera: float) -> Chip:
-    """tera: 10^12 flops per second by format; read, within, between: 10^9 bytes per second, one direction."""
+PCIE = {"volta": 12, "ampere": 24, "hopper": 48}  # versions 3 to 5: 16, 32, 64 x 10^9 bytes per second on paper
+
+
+def _gpu(name, family, gib, read, within, between, page, per_node=8, host=0, **tera: float) -> Chip:
+    """tera: 10^12 flops per second by format; read, within, between, host: 10^9 bytes per second, one direction."""
     rates = {kind: rate * 1e12 for kind, rate in tera.items()}
     source = f"https://www.nvidia.com/en-us/{page if page.startswith('geforce') else f'data-center/{page}'}/"
-    return Chip(name, family, gib * GIB, rates, read * 1e9, per_node, within * 1e9, between * 1e9, source)
+    return Chip(
+        name,
+        family,
+        gib * GIB,
+        rates,
+        read * 1e9,
+        per_node,
+        within * 1e9,
+        between * 1e9,
+        source,
+        (host or PCIE[family]) * 1e9,
+    )
 
 
 def _tpu(tpu: TpuChip) -> Chip:
@@ -91,6 +108,7 @@ AMPERE = {"float32": 156, "bfloat16": 312, "float16": 312}
 HOPPER = {"float32": 494.5, "bfloat16": 989, "float16": 989, "float8": 1979}
 BLACKWELL = {"float32": 1125, "bfloat16": 2250, "float16": 2250, "float8": 4500}
 GRACE_BLACKWELL = {"float32": 1250, "bfloat16": 2500, "float16": 2500, "float8": 5000}  # a rack's, by its 72 GPUs
+C2C = 337  # NVLink to the Grace processor's memory: three quarters of 450
 # T4 (Turing), L4 (Ada) and B200 (Blackwell) count with the family before theirs, because no whole run on them is
 # published. Between nodes: one network card per chip, of 100, 200, 400 Gbit/s as in the makers' reference systems.
 CHIPS = {
@@ -105,9 +123,9 @@ CHIPS = {
         _gpu("a100-80gb", "ampere", 80, 2039, 300, 25, "a100", **AMPERE),
         _gpu("h100-80gb", "hopper", 79.6, 3350, 450, 50, "h100", **HOPPER),
         _gpu("h200-141gb", "hopper", 140.4, 4800, 450, 50, "h200", **HOPPER),
-        _gpu("h100-96gb", "hopper", 95.6, 4000, 450, 50, "grace-hopper-superchip", **HOPPER),
+        _gpu("h100-96gb", "hopper", 95.6, 4000, 450, 50, "grace-hopper-superchip", host=C2C, **HOPPER),
         _gpu("b200-180gb", "hopper", 179, 8000, 900, 50, "dgx-b200", **BLACKWELL),
-        _gpu("gb200-186gb", "hopper", 185, 8000, 900, 50, "gb200-nvl72", 72, **GRACE_BLACKWELL),
+        _gpu("gb200-186gb", "hopper", 185, 8000, 900, 50, "gb200-nvl72", 72, host=C2C, **GRACE_BLACKWELL),
         _gpu("l40s-48gb", "ampere", 44.5, 864, 32, 25, "l40s", float32=183, bfloat16=362, float16=362, float8=733),
         # Consumer cards: dense products that sum in float32 (NVIDIA's Ampere and Ada architecture papers); no NVLink.
         _gpu("rtx3090-24gb", "ampere", 24, 936, 16, 3.2, "geforce", 4, float32=35.6, bfloat16=71, float16=71),

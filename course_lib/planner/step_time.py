@@ -12,9 +12,21 @@ from course_lib.errors import CourseError
 from course_lib.planner.blocks import Block, Chain, StageBlocks
 from course_lib.planner.calibration import Calibration
 from course_lib.planner.layout import Layout
-from course_lib.planner.memory import FLOAT32_LOGITS, ByKind, boundary_bytes, kept_bytes, stage_parameters
+from course_lib.planner.memory import (
+    FLOAT32_LOGITS,
+    ByKind,
+    boundary_bytes,
+    divided,
+    frozen_bytes,
+    kept_bytes,
+    stage_kept_bytes,
+    stage_parameters,
+)
 from course_lib.planner.rented_chips import TPU, Cluster
 
+# Bytes per second between a host's processors and their memory: half of what two sockets with eight channels of DDR4
+# have on paper (204.8 GB/s each, AMD's EPYC 7003 data sheet). No run was measured for it.
+HOST_READ = 200e9
 CORNER = 4  # of the curve between two times of which the larger counts
 
 
@@ -24,11 +36,12 @@ class StepTime(ByKind):
 
     compute   matrix products
     memory    what lies between them, at the speed of the chip's memory; the optimizer's update
-    tensor    sums over a tensor-parallel or a sequence-parallel group
+    tensor    sums over a tensor-parallel or a sequence-parallel group; tokens sent to their experts and back
     data      gradients, and parameters under ZeRO-3, that the backward pass does not hide
     bubble    waiting for the pipeline to fill and to drain, sending between its stages, and for its slowest stage
     overhead  what starting operations takes beyond their work; on this machine, starting the step
     input     waiting for data
+    host      moving to the host what is offloaded, updating it there, and moving it back
     """
 
     compute: float = 0.0
@@ -38,6 +51,7 @@ class StepTime(ByKind):
     bubble: float = 0.0
     overhead: float = 0.0
     input: float = 0.0
+    host: float = 0.0
 
 
 def step_time(chain: Chain, cluster: Cluster, layout: Layout, global_batch: int, constants: Calibration) -> StepTime:
@@ -52,16 +66,37 @@ def step_time(chain: Chain, cluster: Cluster, layout: Layout, global_batch: int,
     hop = _hop(stages, cluster, layout, constants)
     # One chunk's hop is hidden behind another's work; without interleaving the next stage waits for it.
     waits = hop if layout.interleave == 1 else max(0.0, hop - slowest.total)
-    parameters = max(stage_parameters(chain, stage, stages, layout) for stage in range(p))
-    update = parameters * 2 * (layout.numbers.master + 4 * chain.slots + 4) / (layout.replicas if layout.zero else 1)
+    held = max((stage_parameters(chain, stage, stages, layout) for stage in range(p)), key=sum)
+    frozen = max(frozen_bytes(chain, stage, stages, layout) for stage in range(p))
+    sending = _gradients(held, frozen, cluster, layout, m) / constants.link
+    update = divided(held, 1, layout) * 2 * (layout.numbers.master + 4 * chain.slots + 4)
+    on_chip = 0 if "optimizer" in layout.offload else update / cluster.chip.read_per_second
     return StepTime(
         compute=m * slowest.compute,
-        memory=m * slowest.memory + update / cluster.chip.read_per_second,
+        memory=m * slowest.memory + on_chip,
         tensor=m * slowest.tensor,
-        data=_exposed(_gradients(parameters, cluster, layout, m) / constants.link, slowest.total, m, layout, constants),
+        data=_exposed(sending, slowest.total, m, layout, constants),
         bubble=m * waits + (p - 1) / layout.interleave * (mean + hop),
         overhead=m * slowest.overhead,
+        host=_host(held, update, stages, cluster, layout, m, slowest.total),
     )
+
+
+def _host(held, update: float, stages, cluster: Cluster, layout: Layout, m: int, micro_batch: float) -> float:
+    """Seconds for what the layout offloads.
+
+    The optimizer's: gradients go to the host, its processors update, weights come back, and nothing hides that.
+    Activations go and come back beside the work, which hides them if it is long enough.
+    """
+    seconds, numbers = 0.0, layout.numbers
+    if "optimizer" in layout.offload:
+        together = min(layout.chips, cluster.chip.per_node)  # devices that share a host
+        sent = divided(held, 1, layout) * (numbers.gradients + numbers.weights)
+        seconds += sent / cluster.chip.host + update * together / HOST_READ
+    if "activations" in layout.offload:
+        kept = max(stage_kept_bytes(stages, stage, layout) for stage in range(len(stages)))
+        seconds += m * max(0.0, 2 * kept / cluster.chip.host - micro_batch)
+    return seconds
 
 
 def _exposed(sending: float, micro_batch: float, m: int, layout: Layout, constants: Calibration) -> float:
@@ -98,7 +133,9 @@ def _block(block: Block, cluster: Cluster, layout: Layout, constants: Calibratio
     """
     rate, read = _matrix_rate(cluster, layout.numbers.format, constants), cluster.chip.read_per_second
     examples = layout.micro_batch / layout.sequence / layout.tensor
-    passes = 4 if layout.recompute == "full" and not block.logits else 3  # the output layer is not recomputed
+    # The output layer is not recomputed, nor what has no backward pass.
+    again = layout.recompute == "full" and not block.logits and block.backward > 0
+    passes = block.passes + again
     scores = examples * block.score_flops
     if block.kept_scores:  # plain matrix products
         scores *= (passes + (layout.recompute == "selective")) / rate
@@ -110,13 +147,13 @@ def _block(block: Block, cluster: Cluster, layout: Layout, constants: Calibratio
     traffic = constants.traffic_tpu if cluster.chip.family == TPU else constants.traffic
     ring = _ring(block, cluster, layout, constants)
     # An all-reduce in the forward pass has one in the backward, and is done again when the forward is.
-    sums = 2 * (passes - 1) if block.exchanged and layout.tensor > 1 else 0
+    sums = 1 + again + (block.backward > 0)
+    latency = 2 * sums * constants.latency if block.exchanged and layout.tensor > 1 else 0
+    sent = _all_reduce(block.exchanged, cluster, layout, constants) + _all_to_all(block, cluster, layout, constants)
     return StepTime(
-        compute=examples * block.flops * passes / rate + scores,
+        compute=examples * block.flops * (1 + block.backward + again) / rate + scores,
         memory=(kept * passes + logits) * traffic / read,
-        tensor=_all_reduce(block.exchanged, cluster, layout, constants) * (passes - 1)
-        + sums * constants.latency
-        + max(0.0, ring - scores),
+        tensor=sent * sums + latency + max(0.0, ring - scores),
         overhead=block.operations * passes * _launch(cluster, layout, constants),
     )
 
@@ -142,6 +179,13 @@ def _all_reduce(numbers: float, cluster: Cluster, layout: Layout, constants: Cal
     return 2 * (t - 1) / t * sent / (cluster.link(t) * constants.link)
 
 
+def _all_to_all(block: Block, cluster: Cluster, layout: Layout, constants: Calibration) -> float:
+    """Seconds of sending tokens to the devices of their experts and back, when all experts get as many."""
+    e, divided_by = layout.expert, layout.sequence * (layout.tensor if layout.split_norms else 1)
+    sent = block.dispatched * layout.micro_batch / divided_by * layout.numbers.compute
+    return 2 * (e - 1) / e * sent / (cluster.hop(e * layout.tensor) * constants.link)
+
+
 def _ring(block: Block, cluster: Cluster, layout: Layout, constants: Calibration) -> float:
     """Seconds of passing keys and values around a sequence-parallel group, forward, backward, and their gradients."""
     c, sent = layout.sequence, 3 * block.keys * layout.micro_batch * layout.numbers.compute / layout.tensor
@@ -156,12 +200,26 @@ def _hop(stages: Sequence[StageBlocks], cluster: Cluster, layout: Layout, consta
     return 2 * layout.interleave * sent / (cluster.hop(layout.chips) * constants.link)
 
 
-def _gradients(parameters: float, cluster: Cluster, layout: Layout, micro_batches: int) -> float:
-    """Seconds of the data-parallel communication if the links reached their peak and nothing hid it."""
-    d = layout.replicas
-    ring = (d - 1) / d * parameters / cluster.link(d, layout.tensor)
-    if layout.zero == 3:  # parameters gathered twice and gradients scattered, for each micro-batch
-        return 3 * ring * layout.numbers.compute * micro_batches
+def _gradients(held: tuple[float, float], frozen: float, cluster: Cluster, layout: Layout, m: int) -> float:
+    """Seconds of the data-parallel communication if the links reached their peak and nothing hid it.
+
+    held    parameters of a device's experts, which fewer replicas share, and all others
+    frozen  bytes of its weights that are not trained
+    """
+    experts, others = held
+    spread = layout.sharing // layout.expert if layout.sharing > layout.expert else 1
+    ring = _share(spread) * experts / cluster.link(spread, layout.tensor * layout.expert)
+    ring += _share(layout.sharing) * others / cluster.link(layout.sharing, layout.tensor)
+    if layout.zero == 3:  # all weights gathered twice and gradients scattered, for each micro-batch
+        still = 2 * _share(layout.sharing) * frozen / cluster.link(layout.sharing, layout.tensor)
+        groups = layout.replicas // layout.sharing  # they sum what each has scattered, once
+        between = 2 * _share(groups) * divided(held, 3, layout) / cluster.link(groups, layout.tensor * layout.sharing)
+        return m * (3 * ring * layout.numbers.compute + still) + between * layout.numbers.compute
     if layout.zero == 2:  # no replica holds a whole gradient to add to, so each micro-batch's is scattered
-        return ring * layout.numbers.weights * (micro_batches + 1)
+        return ring * layout.numbers.weights * (m + 1)
     return 2 * ring * layout.numbers.weights
+
+
+def _share(devices: int) -> float:
+    """Of a buffer, what a ring of so many devices sends of it from each, one way."""
+    return (devices - 1) / devices

@@ -5,7 +5,7 @@ activation recomputation in large transformer models", arXiv 2205.05198, section
 of a GPT block in half precision are 16 numbers per token and unit of width, and 2 bytes of dropout masks.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from course_lib.errors import CourseError
@@ -15,6 +15,14 @@ MOST_LAYERS, MOST = 10_000, 10**8
 # Kernels of a layer's forward pass, when what can be fused is: two norms, four products with what lies between
 # (splitting heads, positions, the attention, its transposed result), an activation function, two residuals.
 LAYER_OPERATIONS = 20
+# Neither was fitted: logits, softmax, top k, sort, gather, scatter and a sum by weight; of an adapter two products, a
+# factor and a sum.
+ROUTER_OPERATIONS, ADAPTER_OPERATIONS = 8, 4
+# Bits that a frozen number takes. Of 4-bit numbers 64 share an 8-bit scale and 256 of these a float32 one: QLoRA,
+# section 3.
+WEIGHT_BITS = {16: 16, 8: 8, 4: 4 + 8 / 64 + 32 / (64 * 256)}
+COUNTED = ("layers", "hidden", "heads", "vocabulary", "sequence_length", "ffn", "kv_heads")
+LEAST = {**dict.fromkeys((*COUNTED, "window", "experts", "experts_per_token"), 1), "lora": 0, "frozen_layers": 0}
 
 
 @dataclass(frozen=True)
@@ -28,12 +36,20 @@ class Transformer:
     sequence_length  s, tokens of one example
     ffn              units of the feed-forward layer; 4 h by default
     kv_heads         heads of keys and values (grouped-query attention); all by default
+    window           tokens that a token attends to (sliding window attention); all by default
+    experts          feed-forward layers in each block, of which a token uses some; ffn is one's units
+    experts_per_token  how many of them
     gated            the feed-forward layer has three matrices (SwiGLU), not two
     tied             the output layer shares the embedding's matrix
     flash            the attention keeps no scores (Dao and others 2022, arXiv 2205.14135)
     dropout          its masks are kept, a byte for each number that it covers
     slots            numbers that the optimizer keeps per parameter: 2 for Adam, 1 for Lion, 0 for plain SGD
-    Raises           CourseError for a number below 1 or absurdly large, or kv_heads that don't divide the heads
+    lora             rank of the adapters that are trained beside every matrix of the blocks, all else being frozen
+                     (Hu and others 2021, arXiv 2106.09685); 0 for none
+    frozen_layers    of the first blocks, with the embedding, that are not trained
+    frozen_bits      of a frozen matrix's number: 16, 8, or 4 with its scales (Dettmers and others 2023, QLoRA,
+                     arXiv 2305.14314); embedding, output and norms keep 16
+    Raises           CourseError for a number that is too small or absurdly large, or for two that can't be together
     """
 
     layers: int
@@ -43,60 +59,153 @@ class Transformer:
     sequence_length: int
     ffn: int | None = None
     kv_heads: int | None = None
+    window: int | None = None
+    experts: int = 1
+    experts_per_token: int = 1
     gated: bool = False
     tied: bool = True
     flash: bool = True
     dropout: bool = False
-    slots: int = 2
+    slots: float = 2
+    lora: int = 0
+    frozen_layers: int = 0
+    frozen_bits: int = 16
 
     def __post_init__(self):
         object.__setattr__(self, "ffn", 4 * self.hidden if self.ffn is None else self.ffn)
         object.__setattr__(self, "kv_heads", self.heads if self.kv_heads is None else self.kv_heads)
-        for name in ("layers", "hidden", "heads", "vocabulary", "sequence_length", "ffn", "kv_heads"):
+        for name, least in LEAST.items():
             most, given = MOST_LAYERS if name == "layers" else MOST, getattr(self, name)
-            if not isinstance(given, int) or not 1 <= given <= most:
+            if name == "window" and given is None:
+                continue
+            if not isinstance(given, int) or not least <= given <= most:
                 found = str(given)[:20]
-                raise CourseError(f"Transformer.{name} must be a whole number between 1 and {most:,}, not {found}.")
+                raise CourseError(
+                    f"Transformer.{name} must be a whole number between {least} and {most:,}, not {found}."
+                )
         if self.heads % self.kv_heads:
             raise CourseError(f"{self.kv_heads} heads of keys and values do not divide {self.heads} heads.")
+        if self.experts_per_token > self.experts:
+            raise CourseError(
+                f"{self.experts_per_token} experts per token are more than the {self.experts} of a layer."
+            )
+        if self.frozen_bits not in WEIGHT_BITS:
+            raise CourseError(f"Transformer.frozen_bits must be 16, 8 or 4, not {str(self.frozen_bits)[:20]}.")
+        if self.frozen_layers > self.layers or self.lora and self.frozen_layers:
+            raise CourseError(
+                f"{self.frozen_layers} frozen layers of {self.layers}, and adapters of rank {self.lora}: freeze some "
+                "layers, or all of them by adapters."
+            )
+        if self.lora and self.experts > 1:
+            raise CourseError("the planner has no adapters for mixtures of experts: leave out lora or experts.")
 
     @property
     def parameters(self) -> int:
+        """Those that are trained."""
         return self.chain().parameters
 
     @lru_cache(maxsize=1024)  # noqa: B019
     def chain(self) -> Chain:
         """The blocks of one example: embedding, l times attention and feed-forward layer, output layer."""
         tokens, table = self.sequence_length, self.vocabulary * self.hidden
-        embedding = Block("embedding", parameters=table, split_parameters=table)
-        # The last stage of a pipeline holds the output's matrix even when it is tied to the embedding's.
-        tied, own = (table, 0) if self.tied else (0, table)
-        numbers = tokens * self.hidden
+        numbers, output_trains = tokens * self.hidden, self.tied and self.frozen_layers
+        first = 0 if output_trains else table  # a table that the output trains is counted there
+        fixed = self.lora or self.frozen_layers
+        embedding = _frozen_table(first, backward=0) if fixed else Block("", first, first)
+        own = 0 if self.tied and not self.frozen_layers else table
+        head = _frozen_table(own, backward=1) if self.lora else Block("", own, own)
         sizes = {"flops": 2 * tokens * table, "inputs": numbers, "kept": numbers, "logits": tokens * self.vocabulary}
-        head = Block("output", own, own, **sizes)
-        blocks = (embedding, *[self._layer()] * self.layers, head)
-        return Chain("transformer", blocks, self.slots, self.layers, tied, self.heads)
+        layer = self._layer()
+        if self.lora:
+            layer = self._adapted(layer)
+        still = replace(self._frozen(layer), backward=0)
+        blocks = (
+            replace(embedding, name="embedding"),
+            *[still] * self.frozen_layers,
+            *[layer] * (self.layers - self.frozen_layers),
+            replace(head, name="output", **sizes),
+        )
+        # The last stage of a pipeline holds the output's matrix even when it is tied to the embedding's.
+        tied, tied_bytes = table if self.tied and not fixed else 0, 2 * table if self.tied and self.lora else 0
+        return Chain(self._name, blocks, self.slots, self.layers, tied, self.heads, self.experts, tied_bytes)
+
+    @property
+    def _name(self) -> str:
+        adapted = (
+            f"adapters of rank {self.lora} on a {self.frozen_bits}-bit transformer" if self.lora else "transformer"
+        )
+        return f"mixture of {self.experts} experts" if self.experts > 1 else adapted
 
     def _layer(self) -> Block:
         s, h, ffn, keys = self.sequence_length, self.hidden, self.ffn, self.kv_heads / self.heads
         attention, feed_forward = h * h * (2 + 2 * keys), h * ffn * (3 if self.gated else 2)
         norms_and_biases = 2 * h if self.gated else 13 * h
-        scores = self.heads * s * s
+        seen = min(s, self.window or s)  # by each token
+        scores, several = self.heads * s * seen, self.experts > 1
+        used, router = self.experts_per_token, h * self.experts if several else 0
         return Block(
             "layer",
-            parameters=int(attention + feed_forward + norms_and_biases),
-            split_parameters=int(attention + feed_forward),
-            flops=2 * s * (attention + feed_forward),
-            score_flops=4 * s * s * h,
+            parameters=int(attention + self.experts * feed_forward + norms_and_biases + router),
+            split_parameters=int(attention + self.experts * feed_forward),
+            expert_parameters=int(self.experts * feed_forward) if several else 0,
+            flops=2 * s * (attention + used * feed_forward + router),
+            score_flops=4 * s * seen * h,
             # Both norms' inputs, and what enters the attention and the feed-forward layer.
             kept=4 * s * h,
-            # Queries, keys and values, what enters the attention's last product; the feed-forward layer's inside.
-            kept_split=s * h * (2 + 2 * keys) + s * ffn * (4 if self.gated else 2),
+            # Queries, keys and values, what enters the attention's last product; the feed-forward layer's inside; of a
+            # mixture, each expert's own copy of its tokens and its result, which the router's gradient needs.
+            kept_split=s * h * (2 + 2 * keys) + used * s * (ffn * (4 if self.gated else 2) + (2 * h if several else 0)),
             # The softmax's result, its dropout's mask (a byte, half a number) and the result of that.
             kept_scores=0 if self.flash else scores * (2.5 if self.dropout else 1),
             masks=2 * s * h if self.dropout else 0,
             inputs=s * h,
-            operations=LAYER_OPERATIONS,
+            operations=LAYER_OPERATIONS + (ROUTER_OPERATIONS if several else 0),
             exchanged=2 * s * h,
+            dispatched=used * s * h if several else 0,
             keys=2 * s * h * keys,
         )
+
+    def _frozen(self, layer: Block) -> Block:
+        """The same block with none of its weights trained."""
+        whole, split = (
+            layer.parameters - layer.split_parameters,
+            layer.split_parameters * WEIGHT_BITS[self.frozen_bits] / 8,
+        )
+        return replace(
+            layer,
+            parameters=0,
+            split_parameters=0,
+            expert_parameters=0,
+            frozen_bytes=split + 2 * whole,
+            frozen_split_bytes=split,
+        )
+
+    def _adapted(self, layer: Block) -> Block:
+        """Beside each frozen matrix two thin ones, of which tensor parallelism divides the one at the divided side."""
+        s, h, ffn, r = self.sequence_length, self.hidden, self.ffn, self.lora
+        into, keys = (2 if self.gated else 1), h * self.kv_heads // self.heads
+        split = r * (2 * h + 2 * keys + (into + 1) * ffn)
+        whole = r * (4 * h + (into + 1) * h)
+        flops = 2 * s * (split + whole)
+        return replace(
+            self._frozen(layer),
+            parameters=split + whole,
+            split_parameters=split,
+            flops=layer.flops + flops,
+            backward=(layer.flops + 2 * flops) / (layer.flops + flops),
+            kept=layer.kept + (5 + into) * r * s,
+            operations=layer.operations + ADAPTER_OPERATIONS * (5 + into),
+        )
+
+
+def _frozen_table(parameters: int, backward: float) -> Block:
+    """A table in half precision that is not trained."""
+    return Block("", backward=backward, frozen_bytes=2 * parameters, frozen_split_bytes=2 * parameters)
+
+
+def inference_bytes(model: Transformer) -> tuple[float, float]:
+    """What generating text holds in half precision: the weights, and one sequence's keys and values when it is full."""
+    chain = model.chain()
+    seen = min(model.sequence_length, model.window or model.sequence_length)
+    keys = model.hidden * model.kv_heads / model.heads
+    return 2 * chain.parameters + chain.frozen_bytes, 2 * 2 * model.layers * seen * keys

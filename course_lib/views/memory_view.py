@@ -2,7 +2,7 @@
 
 from course_lib import planner
 from course_lib.planner.layout import PRECISIONS, RECOMPUTE, ZERO
-from course_lib.planner.plan_command import MODELS
+from course_lib.planner.models_by_numbers import MODELS
 from course_lib.planner.rented_chips import GIB, TPU, find_chip
 from course_lib.views.controls import Choice
 from course_lib.views.explorer import View, explorer
