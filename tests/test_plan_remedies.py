@@ -186,6 +186,21 @@ def test_a_window_bounds_scores_and_cache():
     assert [inference_bytes(model)[1] for model in (wide, narrow)] == [16 * cache, 4 * cache]
 
 
+def test_heads_of_another_size_than_the_width_divided():
+    """Qwen3-8B's 32 heads of 128 units fill its width; twice as wide, everything inside the attention doubles."""
+    doubled, plain = replace(SMALL, head_size=32, flash=False), replace(SMALL, flash=False)
+    assert replace(SMALL, head_size=16).chain() == SMALL.chain()
+    (wide,), (own,) = ([model.chain().blocks[1]] for model in (doubled, plain))
+    assert wide.parameters - own.parameters == 64 * 64 * 3  # half of the heads have keys and values
+    assert wide.flops - own.flops == 2 * 16 * 64 * 64 * 3
+    assert wide.kept_split - own.kept_split == 16 * 64 * 3
+    assert (wide.score_flops, wide.keys) == (2 * own.score_flops, 2 * own.keys)
+    assert (wide.kept_scores, wide.exchanged) == (own.kept_scores, own.exchanged)
+    thin = 2 * 4 * ((64 + 128) * 2 + (64 + 64) * 2 + 3 * (64 + 96))
+    assert replace(doubled, lora=2).parameters == thin
+    assert inference_bytes(doubled)[1] == 2 * inference_bytes(plain)[1]
+
+
 def test_inference_of_llama_2_in_one_line(capsys):
     """13.5 GB of weights, and half a MiB of keys and values a token (2 x 32 layers x 4,096 x 2 bytes)."""
     weights, cache = inference_bytes(MODELS["llama2-7b"])

@@ -32,7 +32,7 @@ def compilable(model: object, layout: Layout) -> bool:
         return False
     if model.tied or model.gated or model.flash or model.dropout or layout.split_norms:
         return False
-    if model.experts > 1 or model.lora or model.frozen_layers or model.window or layout.shard:
+    if model.experts > 1 or model.lora or model.frozen_layers or model.window or model.head_size or layout.shard:
         return False
     over_data_and_tensor = layout.pipeline == layout.sequence == layout.interleave == 1
     known = layout.zero in (0, 3) and layout.recompute != "selective" and layout.precision in LOGIT_BYTES

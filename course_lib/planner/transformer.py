@@ -21,7 +21,7 @@ ROUTER_OPERATIONS, ADAPTER_OPERATIONS = 8, 4
 # Bits that a frozen number takes. Of 4-bit numbers 64 share an 8-bit scale and 256 of these a float32 one: QLoRA,
 # section 3.
 WEIGHT_BITS = {16: 16, 8: 8, 4: 4 + 8 / 64 + 32 / (64 * 256)}
-COUNTED = ("layers", "hidden", "heads", "vocabulary", "sequence_length", "ffn", "kv_heads")
+COUNTED = ("layers", "hidden", "heads", "vocabulary", "sequence_length", "ffn", "kv_heads", "head_size")
 LEAST = {**dict.fromkeys((*COUNTED, "window", "experts", "experts_per_token"), 1), "lora": 0, "frozen_layers": 0}
 
 
@@ -36,6 +36,7 @@ class Transformer:
     sequence_length  s, tokens of one example
     ffn              units of the feed-forward layer; 4 h by default
     kv_heads         heads of keys and values (grouped-query attention); all by default
+    head_size        units of a head; h / a by default
     window           tokens that a token attends to (sliding window attention); all by default
     experts          feed-forward layers in each block, of which a token uses some; ffn is one's units
     experts_per_token  how many of them
@@ -59,6 +60,7 @@ class Transformer:
     sequence_length: int
     ffn: int | None = None
     kv_heads: int | None = None
+    head_size: int | None = None
     window: int | None = None
     experts: int = 1
     experts_per_token: int = 1
@@ -76,7 +78,7 @@ class Transformer:
         object.__setattr__(self, "kv_heads", self.heads if self.kv_heads is None else self.kv_heads)
         for name, least in LEAST.items():
             most, given = MOST_LAYERS if name == "layers" else MOST, getattr(self, name)
-            if name == "window" and given is None:
+            if name in ("head_size", "window") and given is None:
                 continue
             if not isinstance(given, int) or not least <= given <= most:
                 found = str(given)[:20]
@@ -98,6 +100,11 @@ class Transformer:
             )
         if self.lora and self.experts > 1:
             raise CourseError("the planner has no adapters for mixtures of experts: leave out lora or experts.")
+
+    @property
+    def inner(self) -> int:
+        """Units of all heads together."""
+        return self.heads * self.head_size if self.head_size else self.hidden
 
     @property
     def parameters(self) -> int:
@@ -137,8 +144,8 @@ class Transformer:
         return f"mixture of {self.experts} experts" if self.experts > 1 else adapted
 
     def _layer(self) -> Block:
-        s, h, ffn, keys = self.sequence_length, self.hidden, self.ffn, self.kv_heads / self.heads
-        attention, feed_forward = h * h * (2 + 2 * keys), h * ffn * (3 if self.gated else 2)
+        s, h, ffn, inner, keys = self.sequence_length, self.hidden, self.ffn, self.inner, self.kv_heads / self.heads
+        attention, feed_forward = h * inner * (2 + 2 * keys), h * ffn * (3 if self.gated else 2)
         norms_and_biases = 2 * h if self.gated else 13 * h
         seen = min(s, self.window or s)  # by each token
         scores, several = self.heads * s * seen, self.experts > 1
@@ -149,12 +156,13 @@ class Transformer:
             split_parameters=int(attention + self.experts * feed_forward),
             expert_parameters=int(self.experts * feed_forward) if several else 0,
             flops=2 * s * (attention + used * feed_forward + router),
-            score_flops=4 * s * seen * h,
+            score_flops=4 * s * seen * inner,
             # Both norms' inputs, and what enters the attention and the feed-forward layer.
             kept=4 * s * h,
             # Queries, keys and values, what enters the attention's last product; the feed-forward layer's inside; of a
             # mixture, each expert's own copy of its tokens and its result, which the router's gradient needs.
-            kept_split=s * h * (2 + 2 * keys) + used * s * (ffn * (4 if self.gated else 2) + (2 * h if several else 0)),
+            kept_split=s * inner * (2 + 2 * keys)
+            + used * s * (ffn * (4 if self.gated else 2) + (2 * h if several else 0)),
             # The softmax's result, its dropout's mask (a byte, half a number) and the result of that.
             kept_scores=0 if self.flash else scores * (2.5 if self.dropout else 1),
             masks=2 * s * h if self.dropout else 0,
@@ -162,7 +170,7 @@ class Transformer:
             operations=LAYER_OPERATIONS + (ROUTER_OPERATIONS if several else 0),
             exchanged=2 * s * h,
             dispatched=used * s * h if several else 0,
-            keys=2 * s * h * keys,
+            keys=2 * s * inner * keys,
         )
 
     def _frozen(self, layer: Block) -> Block:
@@ -183,8 +191,8 @@ class Transformer:
     def _adapted(self, layer: Block) -> Block:
         """Beside each frozen matrix two thin ones, of which tensor parallelism divides the one at the divided side."""
         s, h, ffn, r = self.sequence_length, self.hidden, self.ffn, self.lora
-        into, keys = (2 if self.gated else 1), h * self.kv_heads // self.heads
-        split = r * (2 * h + 2 * keys + (into + 1) * ffn)
+        into, keys = (2 if self.gated else 1), self.inner * self.kv_heads // self.heads
+        split = r * (2 * self.inner + 2 * keys + (into + 1) * ffn)
         whole = r * (4 * h + (into + 1) * h)
         flops = 2 * s * (split + whole)
         return replace(
@@ -207,5 +215,5 @@ def inference_bytes(model: Transformer) -> tuple[float, float]:
     """What generating text holds in half precision: the weights, and one sequence's keys and values when it is full."""
     chain = model.chain()
     seen = min(model.sequence_length, model.window or model.sequence_length)
-    keys = model.hidden * model.kv_heads / model.heads
+    keys = model.inner * model.kv_heads / model.heads
     return 2 * chain.parameters + chain.frozen_bytes, 2 * 2 * model.layers * seen * keys
