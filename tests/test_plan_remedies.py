@@ -328,3 +328,13 @@ def test_a_search_cuts_stages_into_chunks_and_deals_out_experts():
     assert all(one.micro_batches(8) % one.pipeline == 0 for one in tried if one.interleave > 1)
     for one in tried:
         planner.predict(mixture, planner.Cluster(A100, 8), one, 8)
+
+
+@pytest.mark.parametrize("shape, chip", [((80, 8192, 64, 22016), "l40s-48gb"), ((60, 6656, 52, 17920), "rtx4090-24gb")])
+def test_quantised_adapters_fit_the_cards_that_qlora_trained_on(shape, chip):
+    """Its abstract: 65 billion parameters on one 48 GB GPU; section 1: 33 billion on 24 GB. Rank 64, 8-bit states."""
+    layers, hidden, heads, ffn = shape
+    model = planner.Transformer(layers, hidden, heads, 32_000, 512, ffn, gated=True, tied=False, slots=2 / 4, lora=64)
+    cluster, layout = planner.Cluster(planner.find_chip(chip), 1), planner.Layout(recompute="full")
+    found = {bits: planner.predict(replace(model, frozen_bits=bits), cluster, layout, 1) for bits in (4, 8, 16)}
+    assert [found[bits].fits for bits in (4, 8, 16)] == [True, False, False]
