@@ -257,6 +257,21 @@ def test_a_model_in_words(text, wanted):
     assert read_model(text, "sgd") == replace(wanted, slots=0)
 
 
+def test_a_published_configuration_in_words(tmp_path, capsys):
+    """Numbers after the file change it, and its length is the file's own where none is given."""
+    llama = {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
+    llama |= {"intermediate_size": 11008, "vocab_size": 32000, "max_position_embeddings": 4096}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(llama))
+    assert read_model(str(path)) == MODELS["llama2-7b"]
+    short = replace(MODELS["llama2-7b"], sequence_length=512, lora=8)
+    assert read_model(f"{path},sequence_length=512,lora=8") == short
+    assert cli.main(["plan", str(path), "--chip", "h200-141gb", "--batch", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == 6_738_411_520
+    assert cli.main(["plan", str(tmp_path / "none.json"), "--chip", "a100-80gb", "--batch", "1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "text, words",
     [
