@@ -24,6 +24,7 @@ from course_lib.planner.prediction import in_bytes, predict
 from course_lib.planner.published_runs import NEEDED, PREDICTED, WHY_NOT, fill, read_table
 from course_lib.planner.rented_chips import CHIPS, GIB, OWN, Cluster, find_chip
 from course_lib.planner.transformer import Transformer, inference_bytes
+from course_lib.planner.what_to_run import what_to_run
 
 EXAMPLE = "course plan gpt3-175b --chip a100-80gb --chips 1024 --batch 1536"
 MOST_EXAMPLES = 10**9
@@ -109,8 +110,9 @@ def plan(arguments: argparse.Namespace) -> int:
         answer = search(model, cluster, batch, precision=arguments.precision, examples_per_second=fed)
         fits, drawn = answer.best is not None, [one for one in (answer.best, answer.runner_up) if one]
     training = _training(arguments, model, answer)
-    given = {**answer.as_dict(), "training": training} if training else answer.as_dict()
-    print(json.dumps(given, indent=2) if arguments.json else "\n".join(filter(None, [repr(answer), training])))
+    beside = {"training": training, "start": what_to_run(answer, model)}
+    given = {**answer.as_dict(), **{name: words for name, words in beside.items() if words}}
+    print(json.dumps(given, indent=2) if arguments.json else "\n".join(filter(None, [repr(answer), *beside.values()])))
     if arguments.picture and drawn:
         from course_lib import show
 

@@ -1,0 +1,181 @@
+"""What a plan says to run is what the programs and commands that it names take, and is that layout."""
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from course_lib import cli, planner, programs
+from course_lib.planner import layout_search
+from course_lib.planner.what_to_run import what_to_run
+from course_lib.tpu import compile_command
+from course_lib.tpu.chips import find_slice
+
+MODEL = planner.Transformer(4, 64, 8, 100, 16)
+FOR_TPU = replace(MODEL, tied=False, flash=False)
+
+
+def started(chip: str, layout: planner.Layout, batch: int, model=MODEL) -> str:
+    cluster = planner.Cluster(planner.find_chip(chip), layout.chips)
+    return what_to_run(planner.predict(model, cluster, layout, batch), model)
+
+
+def parsed(command: str) -> tuple[str, argparse.Namespace]:
+    """The program that a line names, and its arguments as the program's own parser reads them."""
+    name, words = re.search(
+        r"course program ([\w-]+) > train\.py; python train\.py (.*?)(?: on each| \(| &|$)", command
+    ).groups()
+    lines = programs.text(name).split("arguments = parser.parse_args()")[0].splitlines()
+    read = [line for line in lines if line.startswith(("parser", "policies"))]
+    scope = {"argparse": argparse}
+    exec("\n".join(read), scope)
+    return name, scope["parser"].parse_args(shlex.split(words))
+
+
+FULL, HALF = planner.Layout(precision="float32"), planner.Layout()
+
+
+@pytest.mark.parametrize(
+    "chip, layout, batch, program, wanted",
+    [
+        ("a100-80gb", replace(FULL, data=8), 8, "mirrored-fit", {"global_batch": 8}),
+        ("v100-32gb", planner.Layout(4, precision="mixed_float16"), 4, "mixed-precision", {"policy": "mixed_float16"}),
+        ("a100-80gb", replace(FULL, data=4, micro_batch=2), 32, "accumulation", {"micro_batches": 4}),
+        ("a100-80gb", replace(FULL, data=16), 16, "multi-worker-fit", {"global_batch": 16}),
+        (
+            "a100-80gb",
+            replace(FULL, data=2, tensor=4, micro_batch=4),
+            8,
+            "layout-map",
+            {"model_axis": 4, "fsdp": False},
+        ),
+        ("a100-80gb", replace(FULL, data=8, zero=3), 8, "layout-map", {"model_axis": 1, "fsdp": True}),
+        ("a100-80gb", replace(FULL, pipeline=2), 6, "pipeline", {"micro_batches": 6, "stage": 0}),
+        ("tpu-v5e", replace(HALF, data=8), 8, "jax-data-parallel", {"processes": 1}),
+        ("tpu-v5e", replace(HALF, data=16), 16, "jax-data-parallel", {"processes": 4, "coordinator": "HOST:PORT"}),
+        ("tpu-v5p", replace(HALF, data=8), 8, "jax-data-parallel", {"processes": 2}),
+    ],
+)
+def test_a_layout_that_a_program_has(chip, layout, batch, program, wanted):
+    said = started(chip, layout, batch)
+    name, arguments = parsed(said.splitlines()[0])
+    assert name == program and arguments.global_batch == batch
+    assert {key: getattr(arguments, key) for key in wanted} == wanted
+    assert ("set_dtype_policy" in said) == (layout.precision != "float32" and program != "mixed-precision")
+    half = started(chip, replace(layout, precision="mixed_bfloat16"), batch) if chip != "v100-32gb" else ""
+    assert ('set_dtype_policy("mixed_bfloat16")' in half) == (program not in ("mirrored-fit", "mixed-precision"))
+    assert "on each of 2 machines" in said or program != "multi-worker-fit"
+
+
+@pytest.mark.parametrize(
+    "layout, batch, words",
+    [
+        (replace(FULL, data=2, zero=1), 2, "ZeRO-1"),
+        (replace(FULL, data=2, zero=2), 2, "ZeRO-2"),
+        (replace(FULL, data=4, zero=3, shard=2), 4, "ZeRO-3 in groups of 2"),
+        (replace(FULL, recompute="full"), 1, "recomputation (full)"),
+        (replace(FULL, sequence=2), 1, "sequence parallelism"),
+        (replace(FULL, data=2, offload=("optimizer",)), 2, "offload"),
+        (replace(FULL, pipeline=4), 4, "a pipeline of 4 stages"),
+        (replace(FULL, pipeline=2, interleave=2), 4, "interleaved stages"),
+        (replace(FULL, data=2, pipeline=2), 4, "a pipeline beside other parallelism"),
+        (replace(FULL, tensor=2), 4, "micro-batches of a model that is cut"),
+        (replace(FULL, data=8, tensor=2), 8, "a model that is cut, or accumulation, on several machines"),
+        (replace(FULL, data=16), 32, "a model that is cut, or accumulation, on several machines"),
+        (replace(FULL, data=12), 12, "machines that are not full"),
+        (replace(FULL, tensor=2), 1, "a global batch that the devices do not divide"),
+        (planner.Layout(precision="bfloat16_megatron"), 1, "the formats of bfloat16_megatron"),
+    ],
+)
+def test_a_layout_that_no_program_has(layout, batch, words):
+    said = started("a100-80gb", layout, batch)
+    assert said.startswith("No program of this course has ") and words in said and "course program" not in said
+
+
+def test_what_a_program_lacks_is_all_that_keeps_it_from_a_layout():
+    """Of every layout of a search either a program's own parser reads the line, or something is named."""
+    counted = 0
+    for chip, chips in (("a100-80gb", 4), ("h100-80gb", 16), ("tpu-v5e", 8)):
+        cluster = planner.Cluster(planner.find_chip(chip), chips)
+        for precision in {"mixed_bfloat16", *cluster.chip.flops_per_second} & {"float32", "mixed_bfloat16"}:
+            for layout in layout_search.layouts(MODEL.chain(), cluster, 32, precision):
+                said = what_to_run(planner.predict(MODEL, cluster, layout, 32), MODEL)
+                if said.startswith("To start"):
+                    _, arguments = parsed(said.splitlines()[0])
+                    assert arguments.global_batch == 32
+                    assert getattr(arguments, "model_axis", 1) == layout.tensor
+                    assert getattr(arguments, "fsdp", False) == (layout.zero == 3)
+                    assert getattr(arguments, "micro_batches", 1) == layout.micro_batches(32)
+                    counted += 1
+                else:
+                    assert re.match(r"No program of this course has [\w(].*; ", said)
+    assert counted > 20
+
+
+@pytest.mark.parametrize(
+    "layout, batch, options",
+    [
+        (replace(HALF, data=8), 8, {"layout": "data", "remat": False, "accumulation": 1}),
+        (replace(HALF, data=8, zero=3, recompute="full"), 8, {"layout": "fsdp", "remat": True}),
+        (planner.Layout(8, micro_batch=2), 64, {"accumulation": 4, "precision": "mixed_bfloat16"}),
+    ],
+)
+def test_the_tpus_compiler_is_asked_for_the_same_step(layout, batch, options):
+    said = started("tpu-v5e", layout, batch, FOR_TPU).splitlines()[-1]
+    parser = argparse.ArgumentParser()
+    compile_command.add_arguments(parser)
+    words = shlex.split(said.partition("course compile ")[2])
+    read = parser.parse_args(words)
+    assert {key: getattr(read, key) for key in options} == options
+    assert (read.model, read.layers, read.width, read.heads) == ("transformer", 4, 64, 8)
+    assert (read.vocabulary, read.sequence_length, read.batch) == (100, 16, batch)
+    assert find_slice(read.topology).chips == 8
+    for other in (MODEL, replace(FOR_TPU, ffn=100)):  # which the command can't make
+        assert "course compile" not in started("tpu-v5e", layout, batch, other)
+    assert "course compile" not in started("a100-80gb", layout, batch, FOR_TPU)
+
+
+def test_the_command_ends_with_a_start_where_something_fits(capsys):
+    arguments = ["plan", "gpt2-124m", "--chip", "a100-80gb", "--chips", "8", "--batch", "64"]
+    assert cli.main([*arguments, "--data", "8"]) == 0
+    assert "To start, with your model in its new_model(): course program mixed-precision" in capsys.readouterr().out
+    assert cli.main(["plan", "llama2-7b", "--chip", "a100-80gb", "--batch", "1"]) == 1
+    out = capsys.readouterr().out
+    assert "To start" not in out and "No program" not in out
+
+
+def test_a_search_also_gives_the_fastest_that_a_program_has():
+    cluster = planner.Cluster(planner.find_chip("a100-80gb"), 16)
+    model = planner.Transformer(12, 768, 12, 50257, 1024)
+    found = planner.search(model, cluster, 64)
+    none, fastest, line, policy = what_to_run(found, model).splitlines()
+    (first,) = [one for one in found.ranked if one.layout == planner.Layout(16, micro_batch=4)]
+    assert found.best.layout.zero == 3 and none.startswith("No program of this course has a model that is cut")
+    wanted = (
+        f"The fastest layout that one has, {first.layout}, takes {first.step.total / found.best.step.total:.3g} times"
+    )
+    assert fastest == f"{wanted} as long." and parsed(line)[0] == "multi-worker-fit" and "mixed_bfloat16" in policy
+    small = planner.search(planner.Transformer(12, 768, 12, 50257, 1024), planner.Cluster(cluster.chip, 2), 2)
+    assert what_to_run(replace(small, ranked=()), model) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout", [replace(FULL, data=2, tensor=2, micro_batch=2), replace(FULL, data=4, micro_batch=2)]
+)
+def test_a_line_runs_as_it_is_printed(tmp_path, layout):
+    """On four devices made of the CPU, which a line for a GPU does not say."""
+    said = started("a100-80gb", layout, 4 * 2 * 2 if layout.tensor == 1 else 4)
+    name, _ = parsed(said.splitlines()[0])
+    (tmp_path / "train.py").write_text(programs.text(name))
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "data.npz", x=rng.random((32, 8, 8, 1), "float32"), y=rng.integers(0, 10, 32))
+    words = shlex.split(said.splitlines()[0].partition("python ")[2])
+    done = subprocess.run([sys.executable, *words, "--cpus", "4"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "run/model.keras").exists()
