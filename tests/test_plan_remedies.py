@@ -76,7 +76,8 @@ def test_a_tied_table_is_frozen_or_trained_once():
     """Frozen layers leave the table to the output, which trains it; adapters freeze it, twice in a pipeline."""
     tied = replace(SMALL, tied=True)
     chain = replace(tied, frozen_layers=2).chain()
-    assert [block.parameters for block in (chain.blocks[0], chain.blocks[-1])] == [0, 6400] and not chain.tied
+    assert [block.parameters for block in (chain.blocks[0], chain.blocks[-1])] == [6400, 0]
+    assert chain.tied == 6400 and chain.blocks[0].frozen_bytes == 0
     adapted = replace(tied, lora=2).chain()
     assert adapted.blocks[-1].frozen_bytes == 0 and adapted.blocks[0].frozen_bytes == 2 * 6400
     parts = [memory(adapted, planner.Layout(pipeline=p, precision="float32"), 2, EXACT).weights for p in (1, 2)]
@@ -280,6 +281,7 @@ def test_a_published_configuration_in_words(tmp_path, capsys):
         ("layers=2,hidden=8,heads=2,image=8", "a transformer by numbers also needs patch, classes"),
         ("layers=2,hidden=8,heads=2,image=8,patch=4,classes=2,lora=2", "vision-transformer has no 'lora'"),
         ("llama2-7b,lora=4,frozen_layers=2", "2 frozen layers of 32, and adapters of rank 4"),
+        ("llama2-7b,frozen_bits=4", "nothing is frozen in 4 bits"),
         ("llama2-7b,frozen_layers=33", "33 frozen layers of 32"),
         ("llama2-7b,lora=4,frozen_bits=5", "frozen_bits must be 16, 8 or 4, not 5"),
         ("mixtral-8x7b,lora=4", "no adapters for mixtures of experts"),

@@ -47,7 +47,7 @@ class Transformer:
     slots            numbers that the optimizer keeps per parameter: 2 for Adam, 1 for Lion, 0 for plain SGD
     lora             rank of the adapters that are trained beside every matrix of the blocks, all else being frozen
                      (Hu and others 2021, arXiv 2106.09685); 0 for none
-    frozen_layers    of the first blocks, with the embedding, that are not trained
+    frozen_layers    of the first blocks, with the embedding if its matrix is its own, that are not trained
     frozen_bits      of a frozen matrix's number: 16, 8, or 4 with its scales (Dettmers and others 2023, QLoRA,
                      arXiv 2305.14314); embedding, output and norms keep 16
     Raises           CourseError for a number that is too small or absurdly large, or for two that can't be together
@@ -93,6 +93,8 @@ class Transformer:
             )
         if self.frozen_bits not in WEIGHT_BITS:
             raise CourseError(f"Transformer.frozen_bits must be 16, 8 or 4, not {str(self.frozen_bits)[:20]}.")
+        if self.frozen_bits < 16 and not (self.lora or self.frozen_layers):
+            raise CourseError(f"nothing is frozen in {self.frozen_bits} bits: give lora or frozen_layers too.")
         if self.frozen_layers > self.layers or self.lora and self.frozen_layers:
             raise CourseError(
                 f"{self.frozen_layers} frozen layers of {self.layers}, and adapters of rank {self.lora}: freeze some "
@@ -115,11 +117,9 @@ class Transformer:
     def chain(self) -> Chain:
         """The blocks of one example: embedding, l times attention and feed-forward layer, output layer."""
         tokens, table = self.sequence_length, self.vocabulary * self.hidden
-        numbers, output_trains = tokens * self.hidden, self.tied and self.frozen_layers
-        first = 0 if output_trains else table  # a table that the output trains is counted there
-        fixed = self.lora or self.frozen_layers
-        embedding = _frozen_table(first, backward=0) if fixed else Block("", first, first)
-        own = 0 if self.tied and not self.frozen_layers else table
+        numbers, own = tokens * self.hidden, 0 if self.tied else table
+        fixed = self.lora or self.frozen_layers and not self.tied  # a table that is the output's too is trained there
+        embedding = _frozen_table(table, backward=0) if fixed else Block("", table, table)
         head = _frozen_table(own, backward=1) if self.lora else Block("", own, own)
         sizes = {"flops": 2 * tokens * table, "inputs": numbers, "kept": numbers, "logits": tokens * self.vocabulary}
         layer = self._layer()
@@ -133,15 +133,15 @@ class Transformer:
             replace(head, name="output", **sizes),
         )
         # The last stage of a pipeline holds the output's matrix even when it is tied to the embedding's.
-        tied, tied_bytes = table if self.tied and not fixed else 0, 2 * table if self.tied and self.lora else 0
+        again = table if self.tied else 0
+        tied, tied_bytes = (0, 2 * again) if self.lora else (again, 0)
         return Chain(self._name, blocks, self.slots, self.layers, tied, self.heads, self.experts, tied_bytes)
 
     @property
     def _name(self) -> str:
-        adapted = (
-            f"adapters of rank {self.lora} on a {self.frozen_bits}-bit transformer" if self.lora else "transformer"
-        )
-        return f"mixture of {self.experts} experts" if self.experts > 1 else adapted
+        if self.lora:
+            return f"adapters of rank {self.lora} on a {self.frozen_bits}-bit transformer"
+        return f"mixture of {self.experts} experts" if self.experts > 1 else "transformer"
 
     def _layer(self) -> Block:
         s, h, ffn, inner, keys = self.sequence_length, self.hidden, self.ffn, self.inner, self.kv_heads / self.heads
@@ -175,10 +175,8 @@ class Transformer:
 
     def _frozen(self, layer: Block) -> Block:
         """The same block with none of its weights trained."""
-        whole, split = (
-            layer.parameters - layer.split_parameters,
-            layer.split_parameters * WEIGHT_BITS[self.frozen_bits] / 8,
-        )
+        whole = layer.parameters - layer.split_parameters
+        split = layer.split_parameters * WEIGHT_BITS[self.frozen_bits] / 8
         return replace(
             layer,
             parameters=0,
