@@ -307,6 +307,8 @@ ONE = ("plan", "llama2-7b", "--chip", "a100-80gb", "--chips", "8", "--batch", "8
         (("--data", "2", "--pipeline", "4", "--interleave", "2", "--micro-batch", "2"), "2 micro-batches can't be"),
         (("--shard", "4"), "--shard belongs to one layout"),
         (("--offload", "optimizer"), "--offload belongs to one layout"),
+        (("--inference", "--tensor", "2"), "--tensor belongs to one layout, and --inference asks for none"),
+        (("--inference", "--zero", "3"), "--zero belongs to one layout"),
     ],
 )
 def test_layouts_that_cannot_be(capsys, arguments, words):
@@ -331,7 +333,9 @@ def test_what_no_published_run_has_is_said():
     for words, (model, options) in notes.items():
         found = planner.predict(model, planner.Cluster(A100, 4), planner.Layout(4, **options), 4)
         assert found.note == f"No published run behind the interval has {words}: it may be too narrow here."
-    assert planner.predict(MODELS["gpt2-124m"], planner.Cluster(A100, 1), planner.Layout(), 1).note == ""
+    few = Chain("with moving averages", (Block("only", parameters=10_000, frozen_bytes=400),))
+    for model in (MODELS["gpt2-124m"], few):
+        assert planner.predict(model, planner.Cluster(A100, 1), planner.Layout(), 1).note == ""
 
 
 def test_a_search_cuts_stages_into_chunks_and_deals_out_experts():

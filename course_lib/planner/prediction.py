@@ -15,6 +15,7 @@ from course_lib.planner.transformer import Transformer
 from course_lib.table import Table
 
 Interval = tuple[float, float]
+FEW = 0.04  # bytes per trained parameter, such as the moving averages of normalization
 NOTHING = 1e-5  # a share of the step that is not shown
 # For what the TPU's compiler keeps, see tpu_memory.py: twice a GPU's for the model that it was read for.
 AS_ON_A_GPU = "Activations are counted as on a GPU; a TPU's compiler may keep twice as much: `course compile` asks it."
@@ -148,7 +149,7 @@ def predict(
     step_interval = tuple(step.total * side for side in around_step)
     as_gpu = cluster.chip.family == TPU and not tpu_memory.compilable(model, layout)
     notes = [AS_ON_A_GPU] if as_gpu else []
-    if unmeasured := _unmeasured(chain, layout):
+    if not cluster.measured and (unmeasured := _unmeasured(chain, layout)):
         notes.append(UNMEASURED.format(", ".join(unmeasured)))
     note = " ".join(notes)
     return Prediction(chain, cluster, layout, global_batch, need, step, memory_interval, step_interval, note)
@@ -157,7 +158,7 @@ def predict(
 def _unmeasured(chain: Chain, layout: Layout) -> list[str]:
     """What of a model and a layout is planned by formulas alone."""
     kinds = {
-        "frozen weights": chain.frozen_bytes,
+        "frozen weights": chain.frozen_bytes > FEW * chain.parameters,
         "experts": chain.experts > 1,
         "groups that divide the states": layout.shard,
         "offload": layout.offload,
