@@ -41,6 +41,13 @@ def test_this_machine_is_a_cluster_of_equal_devices(here):
     assert here[1].exchange_seconds == 0 and here[1].chip.within == float("inf")
     assert 0 < here[4].chip.within < float("inf")
     assert here[4].chip.memory_bytes < here[1].chip.memory_bytes / 2
+    assert (replay.WARM_UP, replay.FEWEST, replay.MOST) == (3, 5, 200)
+
+
+def test_what_the_framework_takes_is_measured_unless_one_says_no(monkeypatch):
+    monkeypatch.setattr(measured_machine, "_framework_bytes", lambda: (1.0, 2.0))
+    asked = {memory: measured_machine.this_machine(1, memory=memory).framework_bytes for memory in (True, False)}
+    assert asked == {True: (1.0, 2.0), False: (0.0, 0.0)}
 
 
 def test_a_step_is_cut_before_each_matrix_product():

@@ -104,6 +104,18 @@ def test_a_shared_layer_has_its_parameters_once_and_its_arithmetic_twice():
     assert first.flops == second.flops == 2 * 8 * 8
 
 
+@needs_tensorflow
+def test_the_pass_is_a_training_one():
+    """In which dropout keeps what it drops, beside what the layers around it keep."""
+
+    def kept(rate):
+        inner = [keras.layers.Dense(16), keras.layers.Dropout(rate), keras.layers.Dense(4)]
+        blocks = from_keras(keras.Sequential([keras.Input((8,)), *inner])).blocks
+        return sum(4 * block.kept + block.masks for block in blocks)
+
+    assert kept(0.5) >= kept(0.0) + 16
+
+
 def test_what_is_not_trained_stands_at_its_layer():
     base = keras.layers.Dense(64, name="base")
     layers = [base, keras.layers.BatchNormalization(name="norm"), keras.layers.Dense(10, name="head")]

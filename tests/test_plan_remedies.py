@@ -1,6 +1,7 @@
 """Adapters, frozen layers, experts, groups of ZeRO-3, offload, images and translation, against numbers by hand."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -69,6 +70,7 @@ def test_frozen_matrices_have_no_gradient_of_their_own_and_layers_below_no_backw
     assert [memory(kept[b], layout, 1, EXACT).activations for b in kept] == [400, 400, 0]
     adapted = replace(SMALL, lora=2).chain().blocks[1]
     base, thin = SMALL.chain().blocks[1].flops, 2 * 16 * adapted.parameters
+    assert adapted.operations == 20 + 7 * 4 and adapted.kept == SMALL.chain().blocks[1].kept + 7 * 2 * 16
     assert adapted.flops * (1 + adapted.backward) == pytest.approx(2 * base + 3 * thin)
 
 
@@ -110,6 +112,7 @@ def test_a_mixture_has_the_parameters_of_mixtral_and_the_arithmetic_of_two_exper
     # Gate, up, their product and its activation of another expert; copies of two experts' tokens and results.
     assert both.kept_split - one.kept_split == 16 * (4 * 96 + 2 * 2 * 64)
     assert (both.dispatched, one.dispatched) == (2 * 16 * 64, 0)
+    assert (both.operations, one.operations) == (28, 20)
 
 
 @pytest.mark.parametrize("zero, share", [(0, (1, 1)), (1, (1, 8)), (3, (8, 8))])
@@ -347,6 +350,9 @@ def test_a_search_cuts_stages_into_chunks_and_deals_out_experts():
     assert chunks == {(1, 1), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1)}
     assert {(one.data, one.expert) for one in tried} == {(1, 1), (2, 1), (2, 2), (4, 1), (4, 4), (8, 1), (8, 4)}
     assert all(one.micro_batches(8) % one.pipeline == 0 for one in tried if one.interleave > 1)
+    # Two stages of four replicas: micro-batches of 1 alone make whole rounds, and of 2 or 4 examples do not.
+    some = Counter((one.micro_batch, one.interleave) for one in tried if (one.data, one.pipeline) == (4, 2))
+    assert some == {(1, 1): 8, (1, 2): 8, (1, 4): 8, (2, 1): 8}
     for one in tried:
         planner.predict(mixture, planner.Cluster(A100, 8), one, 8)
 
