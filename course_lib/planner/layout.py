@@ -102,6 +102,7 @@ class Layout:
     offload: tuple[str, ...] = ()
 
     def __post_init__(self):
+        object.__setattr__(self, "offload", tuple(self.offload))
         for name in (*DEGREES, "micro_batch", "interleave", "expert", *(["shard"] if self.shard is not None else [])):
             given = getattr(self, name)
             if not isinstance(given, int) or given < 1:

@@ -161,10 +161,12 @@ def _refused_alone(answers, seed):
 
 
 _LAYOUT = {
-    **dict.fromkeys(("data", "tensor", "pipeline", "sequence", "micro_batch", "interleave"), forms.count),
+    **dict.fromkeys(("data", "tensor", "pipeline", "sequence", "micro_batch", "interleave", "expert"), forms.count),
     **dict.fromkeys(("split_norms", "keep_gathered", "chunked_loss"), forms.flag),
     **dict.fromkeys(("recompute", "precision"), forms.text),
     "zero": forms.size,
+    "shard": forms.either(forms.count, forms.nothing),
+    "offload": [forms.text],
 }
 CHOICE = question(
     name="q3",
