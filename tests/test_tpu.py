@@ -247,8 +247,9 @@ def test_a_report_adds_up_prints_and_survives_json():
     ],
 )
 def test_the_compilers_refusal_is_read(message, said):
-    refusals = python(f"from course_lib.tpu.compile_worker import _shortage; print(_shortage({message!r}))")
-    assert refusals.strip() == said
+    read = f"found = _shortage({message!r}); print(found, found.message == {message!r})"
+    refusals = python(f"from course_lib.tpu.compile_worker import _shortage; {read}")
+    assert refusals.strip() == f"{said} True"
 
 
 def test_without_a_compiler_the_stored_result_or_one_line(monkeypatch, tmp_path, capsys):
@@ -350,9 +351,12 @@ def test_repeated_blocks_equal_blocks_written_out():
             def objective(tv):
                 logits, _ = model.stateless_call(tv, [v.value for v in model.non_trainable_variables], tokens)
                 return jnp.square(logits).mean() * 100
-            value, grads = jax.value_and_grad(objective)([v.value for v in model.trainable_variables])
+            trainable = [v.value for v in model.trainable_variables]
+            written.append(str(jax.make_jaxpr(objective)(trainable)))
+            value, grads = jax.value_and_grad(objective)(trainable)
             return value, dict(zip([v.path for v in model.trainable_variables], grads))
 
+        written = []
         value, grads = gradients(flat)
         largest = max(float(jnp.abs(gradient).max()) for gradient in grads.values())
         for remat in (False, True):
@@ -360,6 +364,7 @@ def test_repeated_blocks_equal_blocks_written_out():
             repeated = models.transformer(50, 8, **sizes, repeat=repeat)
             assert repeated.count_params() == flat.count_params() and len(stacked_paths(repeated)) == 16
             again, stacked = gradients(repeated)
+            assert ("remat" in written[-1] or "checkpoint" in written[-1]) == remat
             np.testing.assert_allclose(again, value, rtol=1e-5)
             for path, gradient in stacked.items():
                 if path.startswith("blocks/"):
@@ -431,6 +436,7 @@ def test_fsdp_splits_the_longest_free_dimension(shape, axes, devices, wanted):
 @compiles
 def test_the_bytes_of_a_compiled_step_are_the_layouts(small):
     """Counted by hand: fsdp over 4, the two kernels over 2 as well; what 4 does not divide is whole."""
+    assert small.stored or 0 < small.compile_seconds < 600
     elements = {(3, 3, 1, 8): 4, (8,): 4, (128, 16): 8, (16,): 4, (16, 10): 2, (10,): 1}
     parameters = 4 * sum(math.prod(shape) // parts for shape, parts in elements.items())
     assert small.memory.parameters == parameters == small.state_bytes - small.memory.optimizer
