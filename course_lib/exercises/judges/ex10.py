@@ -15,7 +15,6 @@ from course_lib.profiler import covered_seconds
 
 question = question_maker.of("10_choosing_a_strategy")
 EXACT = 1e-6  # relative: float64 arithmetic in another order
-NEAR = 0.05  # q3: how much slower than the fastest a layout may be
 
 
 def _bytes_are(cases, reference, chosen):
@@ -138,11 +137,11 @@ def _fits_surely(chosen, sure):
 
 def _is_fast(chosen, sure):
     longer = chosen.step.total / min(one.step.total for one in sure) - 1
-    return longer <= NEAR + EXACT or f"yours takes {longer:.0%} longer"
+    return longer <= probes.NEAR + EXACT or f"yours takes {longer:.0%} longer"
 
 
 def _is_lean(chosen, sure):
-    slowest = (1 + NEAR) * min(one.step.total for one in sure)
+    slowest = (1 + probes.NEAR) * min(one.step.total for one in sure)
     least = min(one.memory.total for one in sure if one.step.total <= slowest)
     return chosen.memory.total <= (1 + EXACT) * least or f"yours takes {chosen.memory.total / least:.2f} times as much"
 
