@@ -25,16 +25,17 @@ def started(chip: str, layout: planner.Layout, batch: int, model=MODEL) -> str:
     return what_to_run(planner.predict(model, cluster, layout, batch), model)
 
 
-def parsed(command: str) -> tuple[str, argparse.Namespace]:
-    """The program that a line names, and its arguments as the program's own parser reads them."""
-    name, words = re.search(
-        r"course program ([\w-]+) > train\.py; python train\.py (.*?)(?: on each| \(| &|$)", command
-    ).groups()
+def parsed(said: str) -> tuple[str, list[argparse.Namespace]]:
+    """The program that a start names, and its processes' arguments as the program's own parser reads them."""
+    where, command = (line for line in said.splitlines() if line.startswith(("To start", "  course program")))
+    name, processes = re.fullmatch(r"  course program ([\w-]+) > train\.py; (python .*)", command).groups()
     lines = programs.text(name).split("arguments = parser.parse_args()")[0].splitlines()
-    read = [line for line in lines if line.startswith(("parser", "policies"))]
     scope = {"argparse": argparse}
-    exec("\n".join(read), scope)
-    return name, scope["parser"].parse_args(shlex.split(words))
+    exec("\n".join(line for line in lines if line.startswith(("parser", "policies"))), scope)
+    made = re.search(r"with your model in its (\w+)\(\):", where)[1]
+    assert f"def {made}(" in programs.text(name)
+    words = [shlex.split(one)[2:] for one in processes.split(" & ")]
+    return name, [scope["parser"].parse_args(one) for one in words]
 
 
 FULL, HALF = planner.Layout(precision="float32"), planner.Layout()
@@ -63,13 +64,16 @@ FULL, HALF = planner.Layout(precision="float32"), planner.Layout()
 )
 def test_a_layout_that_a_program_has(chip, layout, batch, program, wanted):
     said = started(chip, layout, batch)
-    name, arguments = parsed(said.splitlines()[0])
-    assert name == program and arguments.global_batch == batch
-    assert {key: getattr(arguments, key) for key in wanted} == wanted
+    name, processes = parsed(said)
+    assert name == program and {one.global_batch for one in processes} == {batch}
+    assert {key: getattr(processes[-1], key) for key in wanted} == wanted
+    assert len(processes) == layout.pipeline
     assert ("set_dtype_policy" in said) == (layout.precision != "float32" and program != "mixed-precision")
     half = started(chip, replace(layout, precision="mixed_bfloat16"), batch) if chip != "v100-32gb" else ""
     assert ('set_dtype_policy("mixed_bfloat16")' in half) == (program not in ("mirrored-fit", "mixed-precision"))
-    assert "on each of 2 machines" in said or program != "multi-worker-fit"
+    assert ("on each of 2 machines" in said) == (program == "multi-worker-fit")
+    several = program == "jax-data-parallel" and wanted["processes"] > 1
+    assert (f"on each of {wanted.get('processes')} hosts" in said) == several
 
 
 @pytest.mark.parametrize(
@@ -106,7 +110,7 @@ def test_what_a_program_lacks_is_all_that_keeps_it_from_a_layout():
             for layout in layout_search.layouts(MODEL.chain(), cluster, 32, precision):
                 said = what_to_run(planner.predict(MODEL, cluster, layout, 32), MODEL)
                 if said.startswith("To start"):
-                    _, arguments = parsed(said.splitlines()[0])
+                    arguments = parsed(said)[1][0]
                     assert arguments.global_batch == 32
                     assert getattr(arguments, "model_axis", 1) == layout.tensor
                     assert getattr(arguments, "fsdp", False) == (layout.zero == 3)
@@ -143,7 +147,10 @@ def test_the_tpus_compiler_is_asked_for_the_same_step(layout, batch, options):
 def test_the_command_ends_with_a_start_where_something_fits(capsys):
     arguments = ["plan", "gpt2-124m", "--chip", "a100-80gb", "--chips", "8", "--batch", "64"]
     assert cli.main([*arguments, "--data", "8"]) == 0
-    assert "To start, with your model in its new_model(): course program mixed-precision" in capsys.readouterr().out
+    assert (
+        "To start, with your model in its new_model():\n  course program mixed-precision > train.py; python"
+        in capsys.readouterr().out
+    )
     assert cli.main(["plan", "llama2-7b", "--chip", "a100-80gb", "--batch", "1"]) == 1
     out = capsys.readouterr().out
     assert "To start" not in out and "No program" not in out
@@ -153,13 +160,17 @@ def test_a_search_also_gives_the_fastest_that_a_program_has():
     cluster = planner.Cluster(planner.find_chip("a100-80gb"), 16)
     model = planner.Transformer(12, 768, 12, 50257, 1024)
     found = planner.search(model, cluster, 64)
-    none, fastest, line, policy = what_to_run(found, model).splitlines()
+    none, fastest, *start, policy = what_to_run(found, model).splitlines()
     (first,) = [one for one in found.ranked if one.layout == planner.Layout(16, micro_batch=4)]
     assert found.best.layout.zero == 3 and none.startswith("No program of this course has a model that is cut")
     wanted = (
         f"The fastest layout that one has, {first.layout}, takes {first.step.total / found.best.step.total:.3g} times"
     )
-    assert fastest == f"{wanted} as long." and parsed(line)[0] == "multi-worker-fit" and "mixed_bfloat16" in policy
+    assert (
+        fastest == f"{wanted} as long."
+        and parsed("\n".join(start))[0] == "multi-worker-fit"
+        and "mixed_bfloat16" in policy
+    )
     small = planner.search(planner.Transformer(12, 768, 12, 50257, 1024), planner.Cluster(cluster.chip, 2), 2)
     assert what_to_run(replace(small, ranked=()), model) == ""
 
@@ -171,11 +182,11 @@ def test_a_search_also_gives_the_fastest_that_a_program_has():
 def test_a_line_runs_as_it_is_printed(tmp_path, layout):
     """On four devices made of the CPU, which a line for a GPU does not say."""
     said = started("a100-80gb", layout, 4 * 2 * 2 if layout.tensor == 1 else 4)
-    name, _ = parsed(said.splitlines()[0])
+    name, _ = parsed(said)
     (tmp_path / "train.py").write_text(programs.text(name))
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "data.npz", x=rng.random((32, 8, 8, 1), "float32"), y=rng.integers(0, 10, 32))
-    words = shlex.split(said.splitlines()[0].partition("python ")[2])
+    words = shlex.split(said.splitlines()[1].partition("python ")[2])
     done = subprocess.run([sys.executable, *words, "--cpus", "4"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert (tmp_path / "run/model.keras").exists()

@@ -13,13 +13,14 @@ from course_lib.tpu.chips import find_slice
 
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")  # Keras' own
 FILES = "--data data.npz --folder run"
+MAKERS = {"multi-worker-fit": "new_layers", "pipeline": "new_stages"}  # what makes the model, else new_model
 OTHERS = "Megatron-Core, DeepSpeed, torchtitan or MaxText may"
 
 
 def what_to_run(answer: Prediction | Search, model: Transformer | Chain) -> str:
     """How to start a layout, in lines for a shell; or what of it no program of this course has.
 
-    A program trains a small model of its own, in whose place yours goes: `new_model` in the file. Of a search it is the
+    A program trains a small model of its own, in whose place yours goes. Of a search it is the
     best layout, and where no program has that, also the fastest that one has. Empty where nothing fits.
     """
     ranked = answer.ranked if isinstance(answer, Search) else (answer,) if answer.fits else ()
@@ -40,36 +41,39 @@ def what_to_run(answer: Prediction | Search, model: Transformer | Chain) -> str:
 
 
 def _start(prediction: Prediction) -> list[str]:
-    name, arguments, where = _program(prediction)
-    program = f"course program {name} > train.py; python train.py {FILES} {arguments}{where}"
-    lines = [f"To start, with your model in its new_model(): {program}"]
+    name, commands, where = _program(prediction)
+    runs = " & ".join(f"python train.py {FILES} {arguments}" for arguments in commands)
+    lines = [f"To start{where}, with your model in its {MAKERS.get(name, 'new_model')}():"]
+    lines.append(f"  course program {name} > train.py; {runs}")
     policy = prediction.layout.precision
     if policy != "float32" and name != "mixed-precision":
         lines.append(f'Before the model is made: keras.config.set_dtype_policy("{policy}")')
     return lines
 
 
-def _program(prediction: Prediction) -> tuple[str, str, str]:
-    """A program's name, its arguments, and where to run it."""
+def _program(prediction: Prediction) -> tuple[str, list[str], str]:
+    """A program's name, the arguments of each of its processes, and where to run them."""
     layout, batch, cluster = prediction.layout, prediction.global_batch, prediction.cluster
     many, rows = layout.micro_batches(batch), f"--global-batch {batch}"
     cpus = f" --cpus {cluster.chips}" if cluster.measured and cluster.shared else ""
     if layout.pipeline == 2:
-        both = "--stage 0 --address localhost:5000"
-        return "pipeline", f"{rows} --micro-batches {many} {both}", " & the same with --stage 1"
+        whole = f"{rows} --micro-batches {many} --address localhost:5000"
+        return "pipeline", [f"{whole} --stage {stage}" for stage in (1, 0)], ""
     if layout.tensor > 1 or layout.zero == 3:
-        return "layout-map", f"{rows} --model-axis {layout.tensor}{' --fsdp' if layout.zero else ''}{cpus}", ""
+        return "layout-map", [f"{rows} --model-axis {layout.tensor}{' --fsdp' if layout.zero else ''}{cpus}"], ""
     if many > 1:
-        return "accumulation", f"{rows} --micro-batches {many}{cpus}", ""
+        return "accumulation", [f"{rows} --micro-batches {many}{cpus}"], ""
     machines = _machines(cluster)
+    if cluster.chip.family == TPU and machines > 1:
+        several = f"{rows} --coordinator HOST:PORT --processes {machines} --process 0"
+        return "jax-data-parallel", [several], f" on each of {machines} hosts, each with a --process of its own"
     if cluster.chip.family == TPU:
-        several = f" --coordinator HOST:PORT --processes {machines} --process 0"
-        return "jax-data-parallel", rows, f"{several} (a number of its own on each host)" if machines > 1 else ""
+        return "jax-data-parallel", [rows], ""
     if machines > 1:
-        return "multi-worker-fit", rows, f" on each of {machines} machines, with a TF_CONFIG as its first lines show"
+        return "multi-worker-fit", [rows], f" on each of {machines} machines, with a TF_CONFIG as its first lines show"
     if layout.precision != "float32":
-        return "mixed-precision", f"{rows} --policy {layout.precision}{cpus}", ""
-    return "mirrored-fit", f"{rows}{cpus}", ""
+        return "mixed-precision", [f"{rows} --policy {layout.precision}{cpus}"], ""
+    return "mirrored-fit", [f"{rows}{cpus}"], ""
 
 
 def _machines(cluster: Cluster) -> int:
