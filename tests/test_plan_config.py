@@ -112,7 +112,10 @@ def test_every_number_arrives(read):
         48, 2048, 32, 151936, 4096, 768, 4, 128, experts=128, experts_per_token=8, gated=True, tied=False
     )
     assert [read(one, 512).head_size for one in (LLAMA2, GEMMA, GEMMA2, QWEN3)] == [None, None, 256, None]
-    assert read({**LLAMA2, "num_attention_heads": 24, "num_key_value_heads": 24}).head_size == 170  # as transformers do
+    silent = {key: value for key, value in QWEN3.items() if key != "head_dim"}
+    assert read({**silent, "hidden_size": 2560}).head_size == 128
+    stated = {**LLAMA3, "num_attention_heads": 24, "head_dim": 128}  # 4096 / 24 is not whole
+    assert read(stated).head_size == 128
     assert read(GPT2) == Transformer(12, 768, 12, 50257, 1024)
     assert read({**GPT2, "n_inner": 1000}).ffn == 1000 and read({**GPT2, "n_inner": None}).ffn == 3072
     assert read(OPT).ffn == 16384
@@ -173,6 +176,8 @@ def test_the_familys_own_window_and_one_as_long_as_the_example(read):
         ({**GPT2, "model_type": "m" * 999}, "does not know the model_type 'mmm"),
         ({}, "does not know the model_type None; give one of gpt2,"),
         ({"model_type": ["gpt2"]}, "does not know the model_type ['gpt2']; give"),
+        ({**GPT2, "n_head": 10}, "10 heads do not divide a hidden_size of 768: correct one, or state head_dim."),
+        ({**LLAMA2, "hidden_size": 16}, "32 heads do not divide a hidden_size of 16: correct"),
         ({**LLAMA2, "num_key_value_heads": 5}, "5 heads of keys and values do not divide 32 heads"),
         ({**MIXTRAL, "num_experts_per_tok": 9}, "9 experts per token are more than the 8 of a layer"),
         ({**LLAMA2, "vocab_size": 10**12}, "Transformer.vocabulary must be a whole number between 1 and 100,000,000"),
@@ -183,8 +188,9 @@ def test_what_a_transformer_does_not_have_is_refused_by_name(refusal, given, sai
     assert said in refusal(given)
 
 
-@pytest.mark.parametrize("key", BEYOND)
-def test_a_key_that_says_nothing_is_not_refused(read, key):
+@pytest.mark.parametrize("key", sorted({*BEYOND, "text_config", "n_shared_experts"}))
+def test_a_key_is_refused_where_it_says_something(read, refusal, key):
+    assert refusal({**LLAMA2, key: 1}).startswith(f"{key} means ")
     for nothing in (None, False, 0, []):
         assert read({**LLAMA2, key: nothing}) == read(LLAMA2)
 

@@ -102,6 +102,8 @@ def _transformer(config: dict, sequence_length: int | None) -> Transformer:
         known = ", ".join(FAMILIES)
         raise CourseError(f"the planner does not know the model_type {name!r:.40}; give one of {known}, or numbers.")
     layers, hidden, heads, vocabulary = (_whole(config, *keys) for keys in SIZES)
+    if hidden % heads and not (config.get("head_dim") or family.head_dim):
+        raise CourseError(f"{heads} heads do not divide a hidden_size of {hidden}: correct one, or state head_dim.")
     size = _whole(config, "head_dim", default=family.head_dim or hidden // heads)
     head_size = None if size * heads == hidden else size
     if _whole(config, "word_embed_proj_dim", default=hidden) != hidden:
