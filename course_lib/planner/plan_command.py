@@ -64,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--shard", type=int, help="replicas of a group that divides ZeRO-3's states (HSDP); all by default")
     add("--expert", type=int, default=1, help="replicas that deal out a layer's experts among them")
     add("--interleave", type=int, default=1, help="chunks of the model per pipeline stage")
-    add("--offload", nargs="+", choices=OFFLOAD, default=(), help="what the host's memory holds instead of the chip's")
+    host = f"{', '.join(OFFLOAD)}: held by the host's memory instead of the chip's"
+    add("--offload", nargs="+", choices=OFFLOAD, default=(), metavar="PART", help=host)
     sizes = ", ".join(f"{name} {one.adam_bytes}" for name, one in PRECISIONS.items())
     precision = f"a stack's formats, with its bytes per parameter with Adam: {sizes}; Keras' for the chip by default"
     add("--precision", choices=PRECISIONS, metavar="POLICY", help=precision)
