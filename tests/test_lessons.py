@@ -44,8 +44,7 @@ def test_the_readme_counts_the_lessons_as_they_are():
 
 @each_notebook
 def test_a_lesson_is_one_sitting_long(lesson):
-    more = 2 if lesson.name == "10_choosing_a_strategy" else 0  # what people try before they split
-    assert len(cells(lesson.name)) <= 60 + more
+    assert len(cells(lesson.name)) <= 60
 
 
 @each_notebook

@@ -310,8 +310,10 @@ ONE = ("plan", "llama2-7b", "--chip", "a100-80gb", "--chips", "8", "--batch", "8
         (("--data", "2", "--pipeline", "4", "--interleave", "2", "--micro-batch", "2"), "2 micro-batches can't be"),
         (("--shard", "4"), "--shard belongs to one layout"),
         (("--offload", "optimizer"), "--offload belongs to one layout"),
-        (("--inference", "--tensor", "2"), "--tensor belongs to one layout, and --inference asks for none"),
-        (("--inference", "--zero", "3"), "--zero belongs to one layout"),
+        (("--inference", "--tensor", "2"), "--tensor belongs to a training step, and --inference asks for none"),
+        (("--inference", "--zero", "3"), "--zero belongs to a training step"),
+        (("--inference", "--picture", "x.svg"), "--picture belongs to a training step"),
+        (("--inference", "--optimizer", "lion"), "--optimizer belongs to a training step"),
     ],
 )
 def test_layouts_that_cannot_be(capsys, arguments, words):
@@ -326,8 +328,9 @@ def test_no_link_to_a_host_is_known_of_a_tpu(capsys):
     assert "knows no link from tpu-v5e to its host" in capsys.readouterr().err
 
 
-def test_what_no_published_run_has_is_said():
+def test_what_the_published_runs_were_read_without_is_said():
     notes = {
+        "another optimizer than Adam": (replace(MODELS["gpt2-124m"], slots=1), {}),
         "frozen weights": (replace(MODELS["gpt2-124m"], lora=8), {}),
         "experts": (MODELS["mixtral-8x7b"], {"expert": 2}),
         "groups that divide the states": (MODELS["gpt2-124m"], {"zero": 3, "shard": 2}),
@@ -335,7 +338,10 @@ def test_what_no_published_run_has_is_said():
     }
     for words, (model, options) in notes.items():
         found = planner.predict(model, planner.Cluster(A100, 4), planner.Layout(4, **options), 4)
-        assert found.note == f"No published run behind the interval has {words}: it may be too narrow here."
+        assert (
+            found.note
+            == f"The published runs behind the interval were read without {words}: it may be too narrow here."
+        )
     few = Chain("with moving averages", (Block("only", parameters=10_000, frozen_bytes=400),))
     for model in (MODELS["gpt2-124m"], few):
         assert planner.predict(model, planner.Cluster(A100, 1), planner.Layout(), 1).note == ""

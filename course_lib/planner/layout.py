@@ -103,8 +103,10 @@ class Layout:
 
     def __post_init__(self):
         object.__setattr__(self, "offload", tuple(self.offload))
-        for name in (*DEGREES, "micro_batch", "interleave", "expert", *(["shard"] if self.shard is not None else [])):
+        for name in (*DEGREES, "micro_batch", "interleave", "expert", "shard"):
             given = getattr(self, name)
+            if name == "shard" and given is None:
+                continue
             if not isinstance(given, int) or given < 1:
                 raise CourseError(f"Layout.{name} must be a whole number of at least 1, not {given!r}.")
         for name, known in {"recompute": RECOMPUTE, "zero": ZERO, "precision": tuple(PRECISIONS)}.items():
@@ -136,6 +138,11 @@ class Layout:
     def sharing(self) -> int:
         """Replicas that divide among them what ZeRO divides."""
         return self.shard or self.replicas
+
+    @property
+    def sharing_experts(self) -> int:
+        """Of these, replicas that hold the same experts."""
+        return max(1, self.sharing // self.expert)
 
     @property
     def numbers(self) -> Precision:

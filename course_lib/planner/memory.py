@@ -90,11 +90,13 @@ def frozen_bytes(chain: Chain, stage: int, stages: Sequence[StageBlocks], layout
 def host_bytes(chain: Chain, layout: Layout, global_batch: int) -> float:
     """In the host's memory for one device, of the stage that needs the most there: what the layout offloads."""
     stages, count = chain.stages(layout.pipeline), layout.micro_batches(global_batch)
-    return max(
-        ("optimizer" in layout.offload) * _optimizer_bytes(chain, stage, stages, layout)
-        + ("activations" in layout.offload) * stage_kept_bytes(stages, stage, layout) * in_flight(stage, layout, count)
-        for stage in range(len(stages))
-    )
+    needs = []
+    for stage in range(len(stages)):
+        optimizer = _optimizer_bytes(stage_parameters(chain, stage, stages, layout), chain, layout)
+        kept = stage_kept_bytes(stages, stage, layout) * in_flight(stage, layout, count)
+        sizes = {"optimizer": optimizer, "activations": kept}
+        needs.append(sum(sizes[part] for part in layout.offload))
+    return max(needs)
 
 
 def kept_bytes(block: Block, layout: Layout, recompute: str | None = None) -> float:
@@ -119,16 +121,15 @@ def boundary_bytes(stage: StageBlocks, layout: Layout) -> float:
 
 
 def _stage(chain: Chain, stage: int, stages, layout: Layout, micro_batches: int, constants: Calibration) -> Memory:
-    numbers, blocks = layout.numbers, stages[stage]
-    weights = divided(stage_parameters(chain, stage, stages, layout), 3, layout) * numbers.weights
+    numbers, blocks, held = layout.numbers, stages[stage], stage_parameters(chain, stage, stages, layout)
     frozen = frozen_bytes(chain, stage, stages, layout) / (layout.sharing if layout.zero == 3 else 1)
     kept = stage_kept_bytes(stages, stage, layout) * in_flight(stage, layout, micro_batches)
     if "activations" in layout.offload:  # while one block's are in use, another's are on their way
         kept = min(kept, 2 * blocks.largest(lambda block: kept_bytes(block, layout)))
     return Memory(
-        weights=weights + frozen,
-        gradients=divided(stage_parameters(chain, stage, stages, layout), 2, layout) * numbers.gradients,
-        optimizer=0 if "optimizer" in layout.offload else _optimizer_bytes(chain, stage, stages, layout),
+        weights=divided(held, 3, layout) * numbers.weights + frozen,
+        gradients=divided(held, 2, layout) * numbers.gradients,
+        optimizer=0 if "optimizer" in layout.offload else _optimizer_bytes(held, chain, layout),
         activations=kept * constants.fragmentation,
         temporaries=_temporaries(blocks, layout) * constants.fragmentation,
         framework=constants.framework_bytes if layout.chips > 1 else min(CONTEXT_BYTES, constants.framework_bytes),
@@ -143,12 +144,11 @@ def divided(parameters: tuple[float, float], stage: int, layout: Layout) -> floa
     experts, others = parameters
     if layout.zero < stage:
         return experts + others
-    return experts / max(1, layout.sharing / layout.expert) + others / layout.sharing
+    return experts / layout.sharing_experts + others / layout.sharing
 
 
-def _optimizer_bytes(chain: Chain, stage: int, stages: Sequence[StageBlocks], layout: Layout) -> float:
-    held = divided(stage_parameters(chain, stage, stages, layout), 1, layout)
-    return held * (layout.numbers.master + 4 * chain.slots)
+def _optimizer_bytes(parameters: tuple[float, float], chain: Chain, layout: Layout) -> float:
+    return divided(parameters, 1, layout) * (layout.numbers.master + 4 * chain.slots)
 
 
 def stage_kept_bytes(stages: Sequence[StageBlocks], stage: int, layout: Layout) -> float:

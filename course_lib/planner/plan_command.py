@@ -102,9 +102,8 @@ def plan(arguments: argparse.Namespace) -> int:
         answer = predict(model, cluster, _layout(arguments, cluster), batch, examples_per_second=fed)
         fits, drawn = answer.fits, [answer]
     else:
-        _require_none(
-            arguments, ONE_LAYOUT, "this call searches them all: add --data, --tensor, --pipeline or --sequence"
-        )
+        why = "one layout, and this call searches them all: add --data, --tensor, --pipeline or --sequence"
+        _require_none(arguments, ONE_LAYOUT, why)
         answer = search(model, cluster, batch, precision=arguments.precision, examples_per_second=fed)
         fits, drawn = answer.best is not None, [one for one in (answer.best, answer.runner_up) if one]
     training = _training(arguments, model, answer)
@@ -223,16 +222,21 @@ def _training(arguments: argparse.Namespace, model: Transformer | Chain, answer)
 
 
 def _require_none(arguments: argparse.Namespace, defaults: dict[str, object], why: str) -> None:
-    """Raise CourseError for an option of one layout where none is asked for."""
+    """Raise CourseError where an option is given that does not count.
+
+    why  what it belongs to, and what is asked for instead
+    """
     if given := [name for name, default in defaults.items() if getattr(arguments, name) != default]:
-        raise CourseError(f"--{given[0].replace('_', '-')} belongs to one layout, and {why}.")
+        raise CourseError(f"--{given[0].replace('_', '-')} belongs to {why}.")
 
 
 def _inference(arguments: argparse.Namespace, model: Transformer | Chain, cluster: Cluster) -> int:
     """Memory of generating text, in one line."""
     if not isinstance(model, Transformer):
         raise CourseError("--inference counts keys and values of a transformer by numbers, not of a Keras model.")
-    _require_none(arguments, {**dict.fromkeys(DEGREES), **ONE_LAYOUT}, "--inference asks for none")
+    training = dict.fromkeys((*DEGREES, "tokens", "price", "precision", "picture")) | ONE_LAYOUT
+    training |= {"optimizer": "adam", "examples_per_second": 0}
+    _require_none(arguments, training, "a training step, and --inference asks for none")
     weights, cache = inference_bytes(model)
     sequences = int((cluster.chips * (cluster.chip.memory_bytes - CONTEXT_BYTES) - weights) // cache)
     given = {"weights_bytes": weights, "cache_bytes_per_sequence": cache, "sequences": max(0, sequences)}

@@ -19,7 +19,7 @@ FEW = 0.04  # bytes per trained parameter, such as the moving averages of normal
 NOTHING = 1e-5  # a share of the step that is not shown
 # For what the TPU's compiler keeps, see tpu_memory.py: twice a GPU's for the model that it was read for.
 AS_ON_A_GPU = "Activations are counted as on a GPU; a TPU's compiler may keep twice as much: `course compile` asks it."
-UNMEASURED = "No published run behind the interval has {}: it may be too narrow here."
+UNMEASURED = "The published runs behind the interval were read without {}: it may be too narrow here."
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,6 +158,7 @@ def predict(
 def _unmeasured(chain: Chain, layout: Layout) -> list[str]:
     """What of a model and a layout is planned by formulas alone."""
     kinds = {
+        "another optimizer than Adam": chain.slots != 2,
         "frozen weights": chain.frozen_bytes > FEW * chain.parameters,
         "experts": chain.experts > 1,
         "groups that divide the states": layout.shard,

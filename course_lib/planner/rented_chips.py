@@ -26,8 +26,8 @@ class Chip:
     read_per_second   bytes between its memory and the chip
     per_node          chips that share the fast links; for a TPU, chips of the largest slice
     within, between   bytes per second that one chip sends inside its node, and to other nodes
-    host              bytes per second to its host's memory, and as many back: PCIe's, three quarters of what its 16
-                      lanes have on paper
+    host              bytes per second to its host's memory, and as many back: assumed to be three quarters of
+                      what the link has on paper; of PCIe 4 by default, and not known of a TPU
     """
 
     name: str

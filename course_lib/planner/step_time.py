@@ -206,8 +206,7 @@ def _gradients(held: tuple[float, float], frozen: float, cluster: Cluster, layou
     held    parameters of a device's experts, which fewer replicas share, and all others
     frozen  bytes of its weights that are not trained
     """
-    experts, others = held
-    spread = layout.sharing // layout.expert if layout.sharing > layout.expert else 1
+    (experts, others), spread = held, layout.sharing_experts
     ring = _share(spread) * experts / cluster.link(spread, layout.tensor * layout.expert)
     ring += _share(layout.sharing) * others / cluster.link(layout.sharing, layout.tensor)
     if layout.zero == 3:  # all weights gathered twice and gradients scattered, for each micro-batch

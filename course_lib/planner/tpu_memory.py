@@ -30,7 +30,7 @@ def compilable(model: object, layout: Layout) -> bool:
     """Whether models.transformer makes this model and tpu.compile_step has this layout."""
     if not isinstance(model, Transformer) or model.kv_heads != model.heads or model.slots != 2:
         return False
-    if model.tied or model.gated or model.flash or model.dropout or layout.split_norms:
+    if model.tied or model.gated or model.flash or model.dropout or layout.split_norms or layout.chunked_loss:
         return False
     if model.experts > 1 or model.lora or model.frozen_layers or model.window or model.head_size or layout.shard:
         return False

@@ -152,7 +152,7 @@ def _twofold(chip: Chip) -> bool:
 def _compile(prediction: Prediction, model: Transformer | Chain) -> str | None:
     """The call of `course compile` that builds the same step, for a transformer that it can make."""
     layout, chip = prediction.layout, prediction.cluster.chip
-    if chip.family != TPU or _twofold(chip) or layout.chunked_loss or not tpu_memory.compilable(model, layout):
+    if chip.family != TPU or _twofold(chip) or not tpu_memory.compilable(model, layout):
         return None
     if model.ffn != 4 * model.hidden or model.hidden % model.heads or model.vocabulary % layout.tensor:
         return None

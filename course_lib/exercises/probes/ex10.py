@@ -39,7 +39,8 @@ def state_cases(seed: int) -> list[dict[str, object]]:
     stages = int(rng.integers(3, 6))  # over two stages, two tables spread evenly would be one each
     tensors = shuffled(rng, [2, 4, 4, 8])  # among two devices, both tables whole would be one
     spread = [case(zero, "bfloat16_master", 4, tensor, stages) for zero, tensor in enumerate(tensors)]
-    return [*alone, *spread, case(0, "bfloat16_master", 4, 4, pipeline=2)]
+    both = case(0, "bfloat16_master", 4, 4, pipeline=2)  # nor do two stages hold both tables on one device
+    return [*alone, *spread, both]
 
 
 def probe_states(names, seed):
@@ -123,10 +124,14 @@ def _pair(rng, chip, layers, is_slow, decided) -> tuple[Transformer, Cluster, in
     return best[2]
 
 
-def near(sure, fastest=None, factor=1 + NEAR):
-    """The prediction that takes the least memory among those near the fastest."""
+def near(sure, fastest=None, factor=1 + NEAR, key=lambda one: one.memory.total):
+    """The prediction that takes the least memory, or the least of another key, among those near the fastest."""
     fastest = fastest or min(one.step.total for one in sure)
-    return min((one for one in sure if one.step.total <= factor * fastest), key=lambda one: one.memory.total)
+    return min((one for one in sure if one.step.total <= factor * fastest), key=key)
+
+
+def _states(one):
+    return one.memory.weights + one.memory.gradients + one.memory.optimizer
 
 
 def slips(ranked, sure, room) -> set[str]:
@@ -136,7 +141,6 @@ def slips(ranked, sure, room) -> set[str]:
     room          bytes of the chip's memory
     """
     fastest, right = min(one.step.total for one in sure), near(sure)
-    states = lambda one: one.memory.weights + one.memory.gradients + one.memory.optimizer  # noqa: E731
     chosen = {
         "the fastest": min(sure, key=lambda one: one.step.total),
         "the search's best": ranked[0],
@@ -146,7 +150,7 @@ def slips(ranked, sure, room) -> set[str]:
         "4%": near(sure, factor=1.04),
         "divided by 0.95": near(sure, factor=1 / 0.95),
         "0.05 seconds": near(sure, factor=1 + 0.05 / fastest),
-        "states alone": min((one for one in sure if one.step.total <= (1 + NEAR) * fastest), key=states),
+        "states alone": near(sure, key=_states),
     }
     if fastest <= (1 + NEAR) * ranked[0].step.total:  # else nobody of those is sure
         chosen["5% of the search's best"] = near(sure, ranked[0].step.total)
