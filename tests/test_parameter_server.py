@@ -121,7 +121,18 @@ def program(task):
     found["in turns"] = parameter_server.run_steps(coordinator, step, new_batches(10), one_at_a_time=True)
     found["end"] = [v.numpy() for v in variables]
     found["evaluated"] = parameter_server.evaluate(strategy, coordinator, model, LOSS, new_batches(7))
-    found["together"] = parameter_server.run_steps(coordinator, step, new_batches(STEPS))
+    with strategy.scope():
+        begun = tf.Variable(0, trainable=False)
+
+    def meeting(y, outputs):
+        """The loss, once every worker is in a step: however busy the machine is, two steps overlap."""
+        known = begun.assign_add(1, read_value=True)
+        known = tf.while_loop(lambda known: known < WORKERS, lambda known: begun.read_value(), [known])
+        with tf.control_dependencies(known):
+            return LOSS(y, tf.identity(outputs))
+
+    meets = parameter_server.asynchronous_step(strategy, model, optimizer, meeting)
+    found["together"] = parameter_server.run_steps(coordinator, meets, new_batches(STEPS))
     found["counted"] = int(optimizer.iterations.numpy())
     try:
         with contextlib.chdir(task.folder):  # a name that leads elsewhere in every other process

@@ -108,15 +108,16 @@ def _two_in_step(answers, seed):
     replicas = [worker["replicas"] for worker in answers["workers"]]
     if len(replicas) != probes.WORKERS:
         return f"the number of workers in your job is {len(replicas)}"
-    if min(answers["sent_bytes"], default=_all_gradients(seed)) < _all_gradients(seed):
-        return f"a worker sent {min(answers['sent_bytes'])} B over its connections, and gradients are 12 B an update"
+    if min(answers["sent_bytes"], default=_all_sums(seed)) < _all_sums(seed):
+        sent = f"{min(answers['sent_bytes']):,} B over its connections"
+        return f"a worker sent {sent}, and {_updates_wanted(seed)} sums take more than {_all_sums(seed):,} B"
     in_step = " and ".join(map(str, replicas))
     return replicas == [probes.WORKERS] * len(replicas) or f"the workers' strategies keep {in_step} replica in step"
 
 
-def _all_gradients(seed):
-    """Bytes that each of two workers sends at least: the gradient of three weights, once an update."""
-    return 3 * 4 * _updates_wanted(seed)
+def _all_sums(seed):
+    """Bytes that each of two workers sends at least: a collective takes 350 and more, and to connect takes 2,200."""
+    return 100 * _updates_wanted(seed)
 
 
 def _all_examples(answers, seed):
@@ -303,6 +304,8 @@ def _orders(answers, seed):
             return "epochs 0 and 1 have the same order"
         if answer["alone"][0] == answer["other_seed"]:
             return "two seeds have the same order"
+        if answer["alone"][1] == answer["other_seed"]:
+            return "epoch 1 of a seed has the order of epoch 0 of the next seed"
     return True
 
 
@@ -346,6 +349,27 @@ def _batches_shuffled(answers, seed):
     return runs and any([*chain(*alone)] != sorted(chain(*alone)) for alone in alones)
 
 
+def _empty_step_left_out(answers, seed):
+    """All is right but for the last step of a worker that has no row there."""
+    shared = list(_shared_out(answers, seed))
+    full = [([[*worker, []][: len(alone)] for worker in rows], alone) for _, rows, alone in shared]
+    right = all(
+        len(worker) == len(alone) and sorted(chain(*step)) == sorted(alone[place])
+        for rows, alone in full
+        for worker in rows
+        for place, step in enumerate(zip(*rows))
+    )
+    return right and any(len(worker) < len(alone) for _, rows, alone in shared for worker in rows)
+
+
+def _own_shards(answers, seed):
+    """Each worker has the same rows in both epochs, in another order."""
+    pairs = [pair for answer in answers["cases"] for pair in zip(*answer["rows"])]
+    return all(sorted(chain(*one)) == sorted(chain(*other)) for one, other in pairs) and any(
+        one != other for one, other in pairs
+    )
+
+
 _ALONE = [[forms.whole]]
 _ALL = ([_ALONE], [_ALONE])
 _ROWS = {"rows": _ALL, "again": _ALL, "alone": (_ALONE, _ALONE), "other_seed": _ALONE}
@@ -359,7 +383,7 @@ ROWS_OF = question(
         Target("in every epoch each row is on one worker, once, the short last batch included", _every_row_once),
         Target("at each step all workers' rows together are the batch of a worker that is alone", _same_batches),
         Target("at no step two workers' numbers of rows differ by more than 1", _even),
-        Target("each epoch and each seed has its own order, and the same call gives the same rows", _orders),
+        Target("each pair of seed and epoch has an order of its own, and the same call gives the same rows", _orders),
     ),
     recognise={
         "no seed": lambda answers, seed: any(answer["rows"] != answer["again"] for answer in answers["cases"]),
@@ -367,10 +391,23 @@ ROWS_OF = question(
         "leftovers dropped": _even_exactly,
         "own orders": _own_orders,
         "one order": lambda answers, seed: all(answer["alone"][0] == answer["alone"][1] for answer in answers["cases"]),
+        "seed plus epoch": lambda answers, seed: all(
+            answer["alone"][0] != answer["alone"][1] == answer["other_seed"] for answer in answers["cases"]
+        ),
+        "first epoch in order": lambda answers, seed: all(
+            [*chain(*answer["alone"][0])] == sorted(chain(*answer["alone"][0])) for answer in answers["cases"]
+        ),
+        "last batch filled up": lambda answers, seed: all(
+            {len(step) for step in alone} == {case["global_batch"]} and case["examples"] < len([*chain(*alone)])
+            for case, _, alone in _shared_out(answers, seed)
+        ),
+        "own shard for ever": _own_shards,
         "with replacement": _with_replacement,
         "batches shuffled": _batches_shuffled,
+        "empty step left out": _empty_step_left_out,
         "epoch cut first": lambda answers, seed: (
             _whole_alone(answers, seed)
+            and not _empty_step_left_out(answers, seed)
             and _every_row_once(answers, seed) is True
             and _same_batches(answers, seed) is not True
         ),
@@ -541,7 +578,9 @@ RECOVERY = question(
         "state without a home": lambda answers, seed: _goes_on(answers, seed, first=1, state=0, batch=0),
         "step forgotten": lambda answers, seed: _goes_on(answers, seed, first=1, state=_saved_step(seed), batch=0),
         "saved once an epoch": _after_an_epoch,
-        "everybody the chief": lambda answers, seed: "MergeV2Checkpoints" in answers["stopped"]["error"],
+        "everybody the chief": lambda answers, seed: any(
+            operation in answers["stopped"]["error"] for operation in ("MergeV2Checkpoints", "SaveV2")
+        ),
         "cut before the save": _cut_before_the_save,
         "saved at every step": lambda answers, seed: all(
             first == died + 1 for died, _, first in _first_steps(answers, seed)

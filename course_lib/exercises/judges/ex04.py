@@ -164,34 +164,59 @@ SERVER = question(
 # q3: a table in pieces
 
 
+def _tables(answers, seed):
+    """Each table, its batches of numbers, and what was made of them; the first alone where that failed."""
+    return [(table, batches, made) for (table, batches), made in zip(probes.tables_to_cut(seed), answers["tables"])]
+
+
 def _one_each(answers, seed):
-    if wrong := [device for variable, device, _ in answers["shards"] if not variable]:
-        return f"{len(wrong)} of {len(answers['shards'])} are not a tf.Variable"
-    devices = [device for _, device, _ in answers["shards"]]
-    wanted = [name.rsplit("device:", 1)[-1] for name in answers["devices"]]
-    return devices == wanted or f"for {', '.join(wanted)} yours are on {', '.join(devices)}"
+    cases = zip(_tables(answers, seed), (answers["devices"], answers["devices"][1:]))
+    for (table, _, made), names in cases:
+        if wrong := [device for variable, device, _ in made["shards"] if not variable]:
+            return f"{len(wrong)} of {len(made['shards'])} are not a tf.Variable"
+        devices = [device for _, device, _ in made["shards"]]
+        wanted = [name.rsplit("device:", 1)[-1] for name in names]
+        if devices != wanted:
+            return f"for {len(table)} rows on {', '.join(wanted)} yours are on {', '.join(devices)}"
+    return True
 
 
 def _whole_table(answers, seed):
-    table, _ = probes.table_to_cut(seed)
-    if other := [rows.shape for _, _, rows in answers["shards"] if rows.shape[1:] != table.shape[1:]]:
-        return f"the table has the shape {table.shape}, and a shard of yours {other[0]}"
-    joined = np.concatenate([rows for _, _, rows in answers["shards"]])
-    if len(joined) != len(table):
-        return f"the table has {len(table)} rows, and your shards have {len(joined)}"
-    return np.array_equal(joined, table) or "one shard below the other, they are not the table"
+    for table, _, made in _tables(answers, seed):
+        if other := [rows.shape for _, _, rows in made["shards"] if rows.shape[1:] != table.shape[1:]]:
+            return f"the table has the shape {table.shape}, and a shard of yours {other[0]}"
+        joined = np.concatenate([rows for _, _, rows in made["shards"]])
+        if len(joined) != len(table):
+            return f"the table has {len(table)} rows, and your shards have {len(joined)}"
+        if not np.array_equal(joined, table):
+            return "one shard below the other, they are not the table"
+    return True
 
 
 def _within_a_row(answers, seed):
-    sizes = [len(rows) for _, _, rows in answers["shards"]]
-    return max(sizes) - min(sizes) <= 1 or f"they have {', '.join(map(str, sizes))} rows"
+    for _, _, made in _tables(answers, seed):
+        sizes = [len(rows) for _, _, rows in made["shards"]]
+        if max(sizes) - min(sizes) > 1:
+            return f"they have {', '.join(map(str, sizes))} rows"
+    return True
+
+
+def _lookups(answers, seed):
+    """Table, numbers, what was looked up; None where a table was not cut evenly."""
+    tables = _tables(answers, seed)
+    if any(made["lookups"] is None for _, _, made in tables):
+        return None
+    return [
+        (table, numbers, lookup)
+        for table, batches, made in tables
+        for numbers, lookup in zip(batches, made["lookups"], strict=True)
+    ]
 
 
 def _rows_found(answers, seed):
-    if answers["lookups"] is None:
+    if (lookups := _lookups(answers, seed)) is None:
         return "nothing is looked up before the table is cut evenly"
-    table, batches = probes.table_to_cut(seed)
-    for numbers, lookup in zip(batches, answers["lookups"], strict=True):
+    for table, numbers, lookup in lookups:
         if lookup["found"].shape != table[numbers].shape:
             return f"for {len(numbers)} numbers you return {list(lookup['found'].shape)}"
         if wrong := np.any(lookup["found"] != table[numbers], axis=1).sum():
@@ -200,34 +225,47 @@ def _rows_found(answers, seed):
 
 
 def _rows_alone(answers, seed):
-    if answers["lookups"] is None:
+    if (lookups := _lookups(answers, seed)) is None:
         return "nothing is looked up before the table is cut evenly"
-    for numbers, lookup in zip(probes.table_to_cut(seed)[1], answers["lookups"], strict=True):
+    for _, numbers, lookup in lookups:
         if lookup["read_whole"]:
             return f"{lookup['read_whole']} of {len(lookup['touched'])} shards are read whole"
         if not len(np.unique(numbers)) <= sum(lookup["touched"]) <= len(numbers):
             return f"for {len(numbers)} numbers the shards' gradients have {sum(lookup['touched'])} rows"
-    return True
+    return len(answers["tables"]) == 2 or "no other table is cut before the first one's rows are found"
 
 
 def _number_in_the_whole_table(answers, seed):
     """Whether a shard was asked for the first batch's one number, which is in its middle."""
-    (number,) = probes.table_to_cut(seed)[1][0]
-    return f"= {number} is not in [0," in answers["stopped"]["error"]
+    _, batches = probes.tables_to_cut(seed)[0]
+    return f"= {batches[0].item()} is not in [0," in answers["stopped"]["error"]
 
 
 def _table_joined(answers, seed):
-    return _rows_found(answers, seed) is True and answers["lookups"][0]["read_whole"] > 1
+    return _rows_found(answers, seed) is True and answers["tables"][0]["lookups"][0]["read_whole"] > 1
+
+
+def _dealt_out(answers, seed):
+    table, _, made = _tables(answers, seed)[0]
+    dealt = [table[place :: len(made["shards"])] for place in range(len(made["shards"]))]
+    return all(np.array_equal(rows, one) for (_, _, rows), one in zip(made["shards"], dealt))
+
+
+def _no_gradient(answers, seed):
+    """The right rows, and no shard has a gradient."""
+    lookups = answers["tables"][0]["lookups"]
+    return _rows_found(answers, seed) is True and not any(sum(lookup["touched"]) for lookup in lookups)
 
 
 _LOOKUP = {"found": forms.array, "touched": [forms.size], "read_whole": forms.size}
-_TABLE = {"shards": [(forms.flag, forms.text, forms.array)], "lookups": forms.either([_LOOKUP], forms.nothing)}
+_SHARDS = [(forms.flag, forms.text, forms.array)]
+_TABLE = {"shards": _SHARDS, "lookups": forms.either([_LOOKUP], forms.nothing)}
 TABLE = question(
     name="q3",
     title="Cut a table, and leave it where it is",
     asks_for=("cut_table", "look_up"),
     probe=probes.probe_table,
-    form={"devices": forms.devices, **_TABLE},
+    form={"devices": forms.devices, "tables": forms.either((_TABLE,), (_TABLE, _TABLE))},
     targets=(
         Target("one variable on each device, in order", _one_each),
         Target("one below the other, the shards are the table: nothing twice, nothing missing", _whole_table),
@@ -236,9 +274,18 @@ TABLE = question(
         Target("of all shards together no more rows are taken than numbers are asked for", _rows_alone),
     ),
     recognise={
-        "no variables": lambda answers, seed: not any(variable for variable, _, _ in answers["shards"]),
-        "all on one device": lambda answers, seed: len({device for _, device, _ in answers["shards"]}) == 1,
+        "no variables": lambda answers, seed: (
+            not any(variable for made in answers["tables"] for variable, _, _ in made["shards"])
+        ),
+        "all on one device": lambda answers, seed: all(
+            len({device for _, device, _ in made["shards"]}) == 1 for made in answers["tables"]
+        ),
+        "not differentiable": _no_gradient,
         "table joined": _table_joined,
+        "rows dealt out": _dealt_out,
+        "equal parts alone": lambda answers, seed: (
+            "does not result in an equal division" in answers["stopped"]["error"]
+        ),
         "the table's numbers": _number_in_the_whole_table,
     },
 )

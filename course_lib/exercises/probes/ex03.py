@@ -11,37 +11,42 @@ import numpy as np
 from course_lib.exercises.probes import traffic, workers
 
 WORKERS = 2  # of q2 and q4: real processes
-EPOCHS = 3  # of q4
+EPOCHS = 4  # of q4
 STEPS_PER_EPOCH = 4
 SAVE_EVERY = 3  # steps of q4
 HOST_NAMES = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen")
 
 
 def clusters(seed: int) -> list[tuple[list[str], dict[str, int], int]]:
-    """(hosts, counts, first_port): a small one; then with and without parameter servers and an evaluator."""
+    """(hosts, counts, first_port): two small ones; then with and without parameter servers and an evaluator."""
     rng = np.random.default_rng(seed)
     whole = {"chief": 1, "worker": int(rng.integers(3, 6)), "ps": 2, "evaluator": 1}
     alike = {"worker": int(rng.integers(3, 6))}
     hosts = [str(host) for host in rng.permutation(HOST_NAMES)[:2]]
-    return [(["ant", "bee"], {"worker": 3}, 70)] + [
+    return [(["ant", "bee"], {"worker": 3}, 70), (["cat", "ant", "dog"], {"worker": 1, "ps": 4}, 80)] + [
         (hosts, counts, int(rng.integers(20, 90)) * 100) for counts in (whole, alike)
     ]
 
 
 def worker_settings(seed: int) -> dict[str, object]:
-    """Arguments of q2's program: x (n, 3) and y (n,) as lists, n = 4 global batches; no two targets alike."""
+    """Arguments of q2's program: x (n, 3) and y (n,) as lists, n = 4 global batches; no two targets alike.
+
+    So many updates that their sums outweigh what two workers send each other to connect.
+    """
     rng = np.random.default_rng(seed)
     global_batch = int(rng.choice([8, 12, 16]))
     return {
         **_linear_problem(rng, 4 * global_batch),
         "learning_rate": float(rng.uniform(0.03, 0.06)),
         "global_batch": global_batch,
-        "epochs": 2,
+        "epochs": 12,
     }
 
 
 def recovery_settings(seed: int) -> dict[str, object]:
     """Arguments of q4's program: a worker dies twice, once after a step whose save was due and once after another.
+
+    The last save before the second kill, of step 12, sorts before that of step 9 as a text.
 
     Three times of four it is the chief, whose death before its save is sure to lose it; another's may come too late.
     """
@@ -53,14 +58,17 @@ def recovery_settings(seed: int) -> dict[str, object]:
         "epochs": EPOCHS,
         "save_every": SAVE_EVERY,
         "victim": f"worker {rng.integers(4) // 3}",
-        "dies_after": rng.choice([[6, 10], [6, 11], [7, 9]]).tolist(),
+        "dies_after": rng.choice([[6, 13], [6, 14], [7, 12]]).tolist(),
     }
 
 
 def epochs_to_share(seed: int) -> list[dict[str, int]]:
-    """q3's cases: neither do the workers divide the global batch, nor the global batch the examples."""
+    """q3's cases: neither do the workers divide the global batch, nor the global batch the examples.
+
+    In the first one the last batch has fewer rows than there are workers.
+    """
     rng = np.random.default_rng(seed)
-    cases = [{"workers": 3, "examples": 9, "global_batch": 5, "seed": 0}]
+    cases = [{"workers": 3, "examples": 11, "global_batch": 5, "seed": 0}]
     for workers_ in (2, 3, 4):
         global_batch = workers_ * int(rng.integers(3, 6)) + int(rng.integers(1, workers_))
         examples = global_batch * int(rng.integers(3, 6)) + int(rng.integers(1, global_batch))
@@ -71,7 +79,7 @@ def epochs_to_share(seed: int) -> list[dict[str, int]]:
 
 
 def scaling_problems(seed: int) -> list[dict[str, float]]:
-    """q5's cases: a batch of 2 is just enough, then drawn ones; in the last a step's fixed time hides everything."""
+    """q5's cases: just enough are 2 rows, 2.7, 2.2; drawn ones; in the last a step's fixed time hides everything."""
     rng = np.random.default_rng(seed)
     exact = {"workers": 2, "seconds_per_example": 1.0, "step_overhead_seconds": 0.0, "gradient_bytes": 250_000_000}
     exact |= {"latency_seconds": 0.0, "gigabits_per_second": 1.0, "efficiency": 0.5}
@@ -87,7 +95,8 @@ def scaling_problems(seed: int) -> list[dict[str, float]]:
             "efficiency": float(rng.uniform(0.75, 0.92)),
         }
 
-    return [exact, *(problem(float(rng.uniform(0.01, 0.02))) for _ in range(4)), problem(60.0)]
+    parts = [exact | {"seconds_per_example": seconds} for seconds in (0.73, 0.9)]  # 2.7 and 2.2 rows
+    return [exact, *parts, *(problem(float(rng.uniform(0.01, 0.02))) for _ in range(4)), problem(60.0)]
 
 
 def probe_tf_configs(names, seed):
