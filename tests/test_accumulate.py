@@ -38,6 +38,24 @@ class Model(accumulate.ExactGroups, keras.Model):
     pass
 
 
+def test_a_models_own_loss_gets_what_keras_gives_it():
+    class Penalised(keras.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            seen.append((x.shape[1:], y.shape[1:], y_pred.shape[1:], sample_weight.shape[1:], training))
+            return super().compute_loss(x, y, y_pred, sample_weight, training=training)
+
+    class Exact(accumulate.ExactGroups, Penalised):
+        pass
+
+    seen, network = [], models.mlp((8, 8, 1), classes=10)
+    images, labels = data.arrays("digits", "train")
+    for kind in (Penalised, Exact):
+        model = kind(network.inputs, network.outputs)
+        model.compile(accumulate.Accumulating(keras.optimizers.SGD(0.1), 2), cross_entropy)
+        model.fit(images[:32], labels[:32], 16, sample_weight=np.ones(32), verbose=0)
+    assert seen[0] == seen[-1] == ((8, 8, 1), (), (10,), (), True)
+
+
 @pytest.fixture(scope="module")
 def two():
     return tf.distribute.MirroredStrategy(devices.simulate(4).names[:2])
@@ -251,6 +269,10 @@ def test_refusals(two):
     plain = Model(model.inputs, model.outputs)
     plain.compile("sgd", cross_entropy)
     assert "ExactGroups is for accumulate.Accumulating" in refused(lambda: plain.fit(batches(GROUP), verbose=0))
+    summed = Model(model.inputs, model.outputs)
+    of_rows = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+    summed.compile(accumulate.Accumulating("sgd", 2), of_rows)
+    assert refused(lambda: summed.fit(batches(GROUP), verbose=0)).startswith("ExactGroups weights every row alike")
     for scale in (keras.optimizers.LossScaleOptimizer, training.AgreeingLossScale):
         assert "put it inside" in refused(lambda scale=scale: scale(accumulate.Accumulating("sgd", 2)))
     half = keras.Model(model.inputs, model.outputs)

@@ -41,6 +41,12 @@ def test_ledgers_match_the_formulas(workers):
     assert {ring.sent_bytes(w) for w in range(workers)} == {ring.received_bytes(w) for w in range(workers)} == {share}
 
 
+def test_the_naive_one_sends_all_to_worker_0_and_its_sum_to_all():
+    _, naive = collectives.naive_all_reduce(buffers(4))
+    there, back = [(0, 1, 0), (1, 2, 0), (2, 3, 0)], [(3, 0, 1), (4, 0, 2), (5, 0, 3)]
+    assert [(m.round, m.source, m.target) for m in naive.messages] == there + back
+
+
 def test_a_tree_of_five_sends_each_sum_once_up_and_once_down():
     """By hand: worker 4 is alone until the last level, and each of the others has one place in the tree."""
     _, tree = collectives.tree_all_reduce(buffers(5))

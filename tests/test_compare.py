@@ -36,7 +36,8 @@ def test_the_text_counts_what_is_within_and_names_five_that_are_not():
     head, *lines = str(compare(Run("one", weights), Run("other", moved), **WHY)).splitlines()
     assert head == "one and other: DIFFERENT, 2 of 8 quantities within 1e-05 relative (a test)"
     assert [line.split(":")[0].strip() for line in lines] == ["w0", "w2", "w3", "w5", "w6"]
-    assert str(compare(Run("one", weights), Run("same", weights), **WHY)).startswith("one and same: equal, 8 of 8 ")
+    same = compare(Run("one", weights), Run("same", weights), **WHY)
+    assert repr(same) == str(same) and str(same).startswith("one and same: equal, 8 of 8 ")
 
 
 def test_a_difference_names_the_weight_the_size_and_the_reason():

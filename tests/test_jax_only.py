@@ -131,6 +131,25 @@ for name, optimizer in OPTIMIZERS.items():
     )
 
 
+def test_sums_lie_where_their_variables_do_on_jax():
+    python("""
+from course_lib import devices
+devices.simulate(4, "jax")
+import keras
+from course_lib import accumulate
+mesh = keras.distribution.DeviceMesh((1, 4), ["batch", "model"])
+layouts = keras.distribution.LayoutMap(mesh)
+layouts[".*kernel"] = (None, "model")
+with keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch").scope():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(8)])
+    optimizer = accumulate.Accumulating(keras.optimizers.SGD(), 2)
+    optimizer.build(model.trainable_variables)
+kernel, total = model.trainable_variables[0].value, optimizer.sums[0].value
+assert len({str(part.index) for part in kernel.addressable_shards}) == 4
+assert total.sharding.is_equivalent_to(kernel.sharding, 2)
+""")
+
+
 def test_a_group_goes_on_from_a_file_on_jax(tmp_path):
     python(
         ACCUMULATED

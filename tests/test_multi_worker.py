@@ -177,6 +177,24 @@ def test_a_resume_point_brings_back_weights_slots_and_step(tmp_path):
         np.testing.assert_array_equal(one.numpy(), two.numpy(), err_msg=one.path)
 
 
+def test_a_resume_point_brings_back_what_is_not_trained(tmp_path):
+    """The mean and variance of a normalization layer, which no optimizer holds."""
+
+    def made(value):
+        model, optimizer = (
+            keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization()]),
+            keras.optimizers.SGD(),
+        )
+        optimizer.build(model.trainable_variables)
+        model.set_weights([np.full(2, value, "float32")] * 4)
+        return model, training.ResumePoint(tmp_path, model, optimizer)
+
+    made(3.0)[1].save()
+    model, point = made(7.0)
+    point.restore()
+    assert [weights.tolist() for weights in model.get_weights()] == [[3.0, 3.0]] * 4
+
+
 def test_without_a_saved_state_a_resume_point_begins_at_zero(tmp_path):
     model, optimizer, _ = trained(0)
     assert training.ResumePoint(tmp_path, model, optimizer).restore() == 0

@@ -276,6 +276,24 @@ def test_train_on_batch_takes_one_step_where_an_execution_has_several(strategy):
     assert_equal(trained(keras.Model, tf.distribute.get_strategy()), trained(Several, strategy), **FLOAT32)
 
 
+def test_what_a_step_refuses_where_an_execution_has_several_is_one_line(strategy):
+    """AutoGraph, which traces the loop of steps, puts the traced lines before it."""
+
+    def refuse(y, outputs):
+        raise CourseError("this loss wants none of it")
+
+    class Several(training.SeveralSteps, keras.Model):
+        pass
+
+    with strategy.scope():
+        network = new_model()
+        model = Several(network.inputs, network.outputs)
+        model.compile(keras.optimizers.SGD(0.1), refuse, steps_per_execution=4)
+    with pytest.raises(CourseError) as refused:
+        model.fit(digits(4 * GLOBAL_BATCH), verbose=0)
+    assert str(refused.value) == "this loss wants none of it"
+
+
 def test_a_loss_that_is_one_number_already_is_refused(strategy):
     mean = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     with strategy.scope():
