@@ -35,7 +35,15 @@ BY_ITS_NAME += "sharding show step_rules table tcp_bytes views".split()
 ROOMS = {
     **{room: (room,) for room in BY_ITS_NAME},
     "accumulate": ("step_rules", "accumulate", "jax_only"),
-    "cluster": ("cluster_kubernetes", "cluster_rendezvous", "cluster"),
+    "cluster": (
+        "cluster_kubernetes",
+        "cluster_rendezvous",
+        "cluster_cli",
+        "forks",
+        "cluster",
+        "machine_check",
+        "cluster_network",
+    ),
     "devices": ("devices_by_hand", "devices"),
     "hangs": ("hangs_by_hand", "hangs"),
     "layout_maps": ("sharding",),

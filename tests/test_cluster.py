@@ -547,7 +547,7 @@ def test_ports_that_are_taken_or_too_many(root, forks):
             start(waits, workers=1, ports=[number])
         assert f"port {number} cannot be used (Address already in use): name a free one" in one_line(error)
     assert_nothing_left(root)
-    for ports in ([1, 2, 3], [0, 70000]):
+    for ports in ([1, 2, 3], [0, 20000], [20000, 65536]):
         with pytest.raises(CourseError, match="2 tasks need 2 ports from 1 to 65535"):
             start(waits, ports=ports)
     with start(waits, workers=1) as first:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -204,6 +205,37 @@ def test_another_program_at_the_other_machines_port(answer, capsys):
         other.shutdown(socket.SHUT_RDWR)
     said = capsys.readouterr()
     assert "worker 1 at" in said.out and "another program answers there" in said.out and said.err == ""
+
+
+def test_two_ends_hear_of_each_other():
+    """On loopback, one of them five seconds ahead."""
+
+    async def meet():
+        ends = []
+        for me, other, ahead in (("worker 0", "worker 1", 0), ("worker 1", "worker 0", 5)):
+            hello = {"name": me}
+            ends.append(Exchange(lambda hello=hello, ahead=ahead: hello | {"time": time.time() + ahead}, {other: ""}))
+        servers = [await end.serve(0) for end in ends]
+        for end, server in zip(ends, reversed(servers)):
+            host, port = server.sockets[0].getsockname()[:2]
+            end.addresses = dict.fromkeys(end.addresses, f"[{host}]:{port}")
+        await asyncio.gather(*(end.ask_all(60) for end in ends))
+        ends[0].fine.set_result(True)
+        ends[1].fine.set_result(False)
+        for end in ends:
+            await end.wait(lambda peer: peer.heard and peer.ready is not None, 60)
+        found = [next(iter(end.peers.values())) for end in ends]
+        await asyncio.gather(*(end.end(1) for end in ends))
+        for server in servers:
+            server.close()
+        return found
+
+    seen_by_0, seen_by_1 = asyncio.run(meet())
+    assert (seen_by_0.hello["name"], seen_by_1.hello["name"]) == ("worker 1", "worker 0")
+    assert seen_by_0.offset == pytest.approx(5, abs=1) and seen_by_1.offset == pytest.approx(0, abs=1)
+    assert (seen_by_0.heard, seen_by_1.heard) == (True, True)
+    assert (seen_by_0.ready, seen_by_1.ready) == (False, True)
+    assert min(seen_by_0.rate, seen_by_1.rate) > 1e6  # loopback, in bytes per second
 
 
 @pytest.mark.parametrize("question", [b"GET / HTTP/1.0\r\n\r\n", b"[]\n", b'{"name": []}\n', b"{}\n"])
