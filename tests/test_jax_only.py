@@ -131,6 +131,24 @@ for name, optimizer in OPTIMIZERS.items():
     )
 
 
+def test_weighted_rows_count_as_in_the_big_batch_on_jax():
+    python(
+        ACCUMULATED
+        + """
+def weighted(optimizer, batch, kind):
+    network = models.mlp((8, 8, 1), classes=10)
+    model = kind(network.inputs, network.outputs)
+    model.compile(optimizer, cross_entropy)
+    weights = np.linspace(0.1, 2, 576)
+    model.fit(images[:576], labels[:576], batch_size=batch, sample_weight=weights, shuffle=False, verbose=0)
+    return compare.Run.of(f"batches of {batch}", model)
+
+sgd = OPTIMIZERS["momentum"]
+assert_equal(weighted(sgd(), 64, keras.Model), weighted(accumulate.Accumulating(sgd(), K), MICRO_BATCH, Model))
+"""
+    )
+
+
 def test_sums_lie_where_their_variables_do_on_jax():
     python("""
 from course_lib import devices
