@@ -36,6 +36,7 @@ ROOMS = {
     **{room: (room,) for room in BY_ITS_NAME},
     "accumulate": ("step_rules", "accumulate", "jax_only"),
     "cluster": (
+        "cluster_by_hand",
         "cluster_kubernetes",
         "cluster_rendezvous",
         "cluster_cli",

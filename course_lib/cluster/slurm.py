@@ -7,6 +7,7 @@ from every node, and so must the Python environment.
 import json
 import math
 import pickle
+import re
 import shlex
 import shutil
 import subprocess
@@ -107,12 +108,13 @@ def submit(script: Path, *, wait: bool = False) -> int:
 def hand_over(script: Path, *options: str) -> tuple[int, bool]:
     """Call sbatch; the job's number, and after a wait whether it went well. Raises CourseError when refused."""
     done = subprocess.run(["sbatch", "--parsable", *options, str(script)], capture_output=True, text=True)
-    if not done.stdout.strip():
-        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    numbers = re.findall(r"^(\d+)(?:;.*)?$", done.stdout, re.MULTILINE)  # a site's own sbatch may greet before it
+    if not numbers:
+        said = ((done.stderr or done.stdout).strip().splitlines() or ["no message"])[-1]
         raise CourseError(
             f"Slurm took no job ({said}): is this a machine of the cluster, and does the script's partition exist?"
         )
-    return int(done.stdout.split(";")[0]), done.returncode == 0
+    return int(numbers[-1]), done.returncode == 0
 
 
 def read_results(job: Job, folder: Path) -> dict[str, object]:
