@@ -178,8 +178,9 @@ def _off(answers, key, wanted):
 
 
 def _every_row_twice(answers, seed):
-    settings = probes.worker_settings(seed)
-    return all(len(worker["targets"]) == len(settings["y"]) * settings["epochs"] for worker in answers["workers"])
+    settings, workers = probes.worker_settings(seed), answers["workers"]
+    every = len(settings["y"]) * settings["epochs"]
+    return len(workers) == probes.WORKERS and all(len(worker["targets"]) == every for worker in workers)
 
 
 def _half_of_the_rows(answers, seed):

@@ -473,8 +473,9 @@ def _from_a_save_too_early(done, saved):
 
 
 def _counter_again(answers, seed):
-    _, saved, began = _began_after(answers, seed)[0]
-    return began == saved and answers["counted"] <= probes.RUN - probes.TOGETHER
+    """The table is right, and what was applied up to the last save is not counted."""
+    counted = answers["counted"] == probes.RUN - _kills(seed)[-1][1]
+    return counted and _began(answers, seed, _from_the_save, (0, probes.RUN))
 
 
 def _saved_too_often(answers, seed):
@@ -482,8 +483,10 @@ def _saved_too_often(answers, seed):
 
 
 def _a_group_too_late(answers, seed):
-    _, saved, began = _began_after(answers, seed)[0]
-    return began == saved + probes.TOGETHER
+    """Both attempts, which go on from one save, leave out the group that follows it."""
+    _, saved = _kills(seed)[0]
+    left_out = saved + probes.TOGETHER
+    return _began(answers, seed, lambda done, saved: left_out, (0, saved), (left_out, probes.RUN))
 
 
 RECOVERY = question(
