@@ -108,16 +108,16 @@ def _two_in_step(answers, seed):
     replicas = [worker["replicas"] for worker in answers["workers"]]
     if len(replicas) != probes.WORKERS:
         return f"the number of workers in your job is {len(replicas)}"
-    if min(answers["sent_bytes"], default=_all_sums(seed)) < _all_sums(seed):
+    if min(answers["sent_bytes"], default=_all_gradients(seed)) < _all_gradients(seed):
         sent = f"{min(answers['sent_bytes']):,} B over its connections"
-        return f"a worker sent {sent}, and {_updates_wanted(seed)} sums take more than {_all_sums(seed):,} B"
+        return f"a worker sent {sent}, and {_updates_wanted(seed)} gradients alone are {_all_gradients(seed):,} B"
     in_step = " and ".join(map(str, replicas))
     return replicas == [probes.WORKERS] * len(replicas) or f"the workers' strategies keep {in_step} replica in step"
 
 
-def _all_sums(seed):
-    """Bytes that each of two workers sends at least: a collective takes 350 and more, and to connect takes 2,200."""
-    return 100 * _updates_wanted(seed)
+def _all_gradients(seed):
+    """Bytes that each of two workers sends at least: the gradient of three weights, once an update."""
+    return 3 * 4 * _updates_wanted(seed)
 
 
 def _all_examples(answers, seed):

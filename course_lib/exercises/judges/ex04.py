@@ -472,6 +472,12 @@ def _from_a_save_too_early(done, saved):
     return (done - 1) // probes.SAVE_EVERY * probes.SAVE_EVERY
 
 
+def _from_nothing(answers, seed):
+    """Every attempt goes through all batches, as far as it comes."""
+    last = max(_done(answers, len(_kills(seed))))
+    return last == probes.RUN and _began(answers, seed, _from_the_start, (0, probes.RUN))
+
+
 def _counter_again(answers, seed):
     """The table is right, and what was applied up to the last save is not counted."""
     counted = answers["counted"] == probes.RUN - _kills(seed)[-1][1]
@@ -507,7 +513,7 @@ RECOVERY = question(
     recognise={
         "nobody killed": lambda answers, seed: answers["stopped"]["error"] == probes.NOBODY_DIED,
         "counter forgotten": _counter_again,
-        "state without a home": lambda answers, seed: _began(answers, seed, _from_the_start, (0, probes.RUN)),
+        "state without a home": _from_nothing,
         "all batches again": lambda answers, seed: _began(
             answers, seed, _from_the_start, *((0, saved) for _, saved in _kills(seed)), (0, probes.RUN)
         ),
