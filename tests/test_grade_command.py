@@ -190,11 +190,11 @@ def ended_after(results: int, folder: Path, *arguments: object, by: signal.Signa
 @needs_sandbox
 def test_killed_three_times_and_resumed_it_ends_as_if_undisturbed(tmp_path):
     texts = {
-        f"learner {number:02}": notebook(f"# {number}", Q1 if number % 3 else Q1_WRONG, Q2) for number in range(12)
+        f"learner {number:02}": notebook(f"# {number}", Q1 if number % 3 else Q1_WRONG, Q2) for number in range(24)
     }
     write_class(tmp_path / "in", texts)
     (tmp_path / "secret").write_text("fedcba9876543210")
-    for count in (1, 2, 3):
+    for count in (3, 4, 5):
         assert ended_after(count, tmp_path, "in", "--out", "killed", "--secret", "secret")[0] == -signal.SIGKILL
     whole, resumed = (
         course_grade(tmp_path, "in", "--out", out, "--secret", "secret", "--jobs", jobs)
@@ -202,9 +202,9 @@ def test_killed_three_times_and_resumed_it_ends_as_if_undisturbed(tmp_path):
     )
     assert whole.returncode == resumed.returncode == 0
     known = int(resumed.stdout.split("; ")[1].split()[0])
-    assert 6 <= known < 12  # what was in hand at a kill may have been stored before it
+    assert 12 <= known < 24  # what was in hand at a kill may have been stored before it
     assert files(tmp_path / "killed") == files(tmp_path / "whole")
-    assert sum(int(row["points"]) for row in rows(tmp_path / "whole").values()) == 8 * 2 + 4
+    assert sum(int(row["points"]) for row in rows(tmp_path / "whole").values()) == 16 * 2 + 8
 
 
 @needs_sandbox

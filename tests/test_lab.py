@@ -83,12 +83,9 @@ def a_lesson_runs_without_a_red_cell(page, lesson):
 
 
 def all_can_use(page):
-    """Axe finds nothing, in the lesson or exercise and in what JupyterLab draws around it.
-
-    What is still being drawn may scroll for a moment, so there is a second look.
-    """
+    """Axe finds nothing, in the lesson or exercise and in what JupyterLab draws around it."""
     page.wait_for_function("() => !document.querySelector('.jp-Cell .cm-content:not([aria-label])')")
-    assert axe_findings(page) == [] or axe_findings(page) == []
+    assert axe_findings(page) == []
 
 
 def its_checks_alone_change_no_file(page, course, lesson):

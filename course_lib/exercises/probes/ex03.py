@@ -31,7 +31,7 @@ def clusters(seed: int) -> list[tuple[list[str], dict[str, int], int]]:
 def worker_settings(seed: int) -> dict[str, object]:
     """Arguments of q2's program: x (n, 3) and y (n,) as lists, n = 4 global batches; no two targets alike.
 
-    So many updates that the gradients alone outweigh the 2,200 to 2,900 B that two workers send each other to connect,
+    So many updates that the gradients alone outweigh the 2,000 to 2,900 B that two workers send each other to connect,
     and that a count of bytes which comes late on a busy machine has seen enough of them.
     """
     rng = np.random.default_rng(seed)
