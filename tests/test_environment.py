@@ -213,10 +213,11 @@ def test_packages_are_compiled_once_at_the_set_up():
 
 @pytest.mark.skipif(not importlib.util.find_spec("tensorflow"), reason="without TensorFlow nothing is left out")
 def test_a_tests_process_imports_frameworks_without_what_they_would_take_in_passing():
-    found = "print(sorted({'sklearn', 'matplotlib', 'jax'} & set(sys.modules)))"
-    source = f"import sys, tensorflow, keras; {found}; import jax, matplotlib.pyplot, sklearn.base; {found}"
+    found = "print(sorted({'sklearn', 'matplotlib', 'jax', 'rfc3987_syntax'} & set(sys.modules)))"
+    by_itself = "import jax, matplotlib.pyplot, sklearn.base, rfc3987_syntax"
+    source = f"import sys, tensorflow, keras, nbformat; {found}; {by_itself}; {found}"
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
-    assert done.stdout == "[]\n['jax', 'matplotlib', 'sklearn']\n", done.stdout + done.stderr
+    assert done.stdout == "[]\n['jax', 'matplotlib', 'rfc3987_syntax', 'sklearn']\n", done.stdout + done.stderr
 
 
 @pytest.mark.skipif(Version(pytest.__version__) < Version("9"), reason="pytest 8 shows where a test hangs, and goes on")
