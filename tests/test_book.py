@@ -345,13 +345,20 @@ def _is_local(address: str) -> bool:
     return parts.scheme in ("file", "data", "blob") or parts.hostname == "127.0.0.1"
 
 
-# Nine tenths of axe's time goes into the colours of code, token by token: of each kind one is left to be seen.
-ONE_OF_EACH_TOKEN = """() => {
-  const seen = new Set();
+# Nine tenths of axe's time goes into the colours of code, token by token: of those that look alike three stay. Of a
+# single letter it judges none.
+THREE_OF_EACH_TOKEN = """() => {
+  const seen = {};
+  const ground = (element) => {
+    const own = getComputedStyle(element).backgroundColor;
+    return own !== "rgba(0, 0, 0, 0)" || !element.parentElement ? own : ground(element.parentElement);
+  };
   for (const token of document.querySelectorAll(".highlight span")) {
-    const kind = token.closest(".highlight").parentElement.className + token.className;
-    if (seen.has(kind)) token.style.visibility = "hidden";
-    seen.add(kind);
+    const { color, opacity, fontSize, fontWeight } = getComputedStyle(token);
+    const look = [color, opacity, fontSize, fontWeight, ground(token)].join();
+    const stays = token.textContent.trim().length > 1 && (seen[look] ?? 0) < 3;
+    token.style.visibility = stays ? "visible" : "hidden";
+    if (stays) seen[look] = (seen[look] ?? 0) + 1;
   }
 }"""
 
@@ -371,11 +378,12 @@ def test_pages_opened_as_files_load_clean_fit_a_phone_and_can_be_used_by_all(sit
         page.reload()  # the theme makes what scrolls focusable when a page is loaded
         width = page.evaluate("Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)")
         found += [f"{path}: {width} pixels wide"] if width > PHONE["width"] else []
-        page.evaluate(ONE_OF_EACH_TOKEN)
+        page.evaluate(THREE_OF_EACH_TOKEN)
         found += [f"{path}, dark, {finding}" for finding in axe_findings(page)]
         page.set_viewport_size(DESK)
         page.emulate_media(color_scheme="light")
         page.reload()
+        page.evaluate(THREE_OF_EACH_TOKEN)
         found += [f"{path}, light, {finding}" for finding in axe_findings(page)]
     assert found + page.wrong == []
 
