@@ -252,7 +252,7 @@ def test_manifests_of_a_plain_job_leave_out_what_it_does_not_ask_for():
             kubernetes.manifests(cluster.Job(PROGRAM), name, "IMAGE")
 
 
-# What a task is told
+# What a task gets
 
 
 def test_all_variables_of_a_task(monkeypatch):
@@ -275,7 +275,7 @@ def test_all_variables_of_a_task(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("fields", "task", "told"),
+    ("fields", "task", "variables"),
     [
         (
             {"parameter_servers": 1, "evaluator": True},
@@ -301,9 +301,9 @@ def test_all_variables_of_a_task(monkeypatch):
         ({"framework": "jax", "evaluator": True}, "evaluator 0", {"KERAS_BACKEND": "jax"}),
     ],
 )
-def test_what_frameworks_learn_from(fields, task, told):
+def test_what_frameworks_learn_from(fields, task, variables):
     addresses = {"chief 0": "c:1", "worker 0": "w:1", "worker 1": "w:2", "ps 0": "p:1", "evaluator 0": "e:1"}
-    assert cluster.Job(PROGRAM, **fields).task_environment(task, addresses) == told
+    assert cluster.Job(PROGRAM, **fields).task_environment(task, addresses) == variables
 
 
 def test_defaults_and_bounds_of_a_job():
@@ -527,10 +527,10 @@ def test_a_failed_run_shows_the_causes_traceback_above_its_line():
         assert cluster.RunFailed("over", quiet, (), {})._render_traceback_() == ["RunFailed: over"]
 
 
-# A run as its supervisor tells it
+# A run as its supervisor reports it
 
 
-def told(job, *events):
+def state_after(job, *events):
     state = run_state.RunState(job, "/folder")
     for event in events:
         state._take(dict(event))
@@ -548,8 +548,8 @@ EVENTS = (
 )
 
 
-def test_a_state_is_what_was_told():
-    state = told(cluster.Job(PROGRAM), *EVENTS)
+def test_a_state_is_what_was_reported():
+    state = state_after(cluster.Job(PROGRAM), *EVENTS)
     assert state.addresses == {"worker 0": "a:1", "worker 1": "a:2"} and state.pids == {"worker 0": 10, "worker 1": 11}
     assert state.running() == ["worker 0", "worker 1"] and state.over is None and not state.closed
     assert state.logs() == {"worker 0": "one\nthree", "worker 1": "two"}
@@ -575,25 +575,25 @@ def test_a_state_is_what_was_told():
 
 def test_a_task_that_returned_is_silent_when_nothing_runs_it_again():
     returned = {"event": "returned", "task": "worker 0"}
-    assert told(cluster.Job(PROGRAM), returned).silent("worker 0")
+    assert state_after(cluster.Job(PROGRAM), returned).silent("worker 0")
     job = cluster.Job(PROGRAM, restarts=1)
-    assert not told(job, returned).silent("worker 0")
-    assert told(job, {"event": "restarting"}, returned).silent("worker 0")
+    assert not state_after(job, returned).silent("worker 0")
+    assert state_after(job, {"event": "restarting"}, returned).silent("worker 0")
     again = {"event": "started", "task": "worker 0", "pid": 1}
-    assert not told(cluster.Job(PROGRAM), returned, again).silent("worker 0")
+    assert not state_after(cluster.Job(PROGRAM), returned, again).silent("worker 0")
 
 
 def test_a_run_is_deserted_when_some_were_killed_and_the_others_returned():
     gone, returned = {"event": "gone", "task": "worker 1"}, {"event": "returned", "task": "worker 0"}
     job = cluster.Job(PROGRAM)
-    assert told(job, gone).deserted() is None and told(job, returned).deserted() is None
-    why = told(job, *EVENTS, gone, returned).deserted()
+    assert state_after(job, gone).deserted() is None and state_after(job, returned).deserted() is None
+    why = state_after(job, *EVENTS, gone, returned).deserted()
     assert str(why) == (
         "worker 1 was killed, and no task is left to wait for; last reports: worker 0 nothing; worker 1 step=3"
     )
     assert why.cause is None and why.log == {"worker 0": "one\nthree", "worker 1": "two"}
     both = {"event": "returned", "task": "worker 1"}
-    assert told(job, gone, returned, both).deserted() is None
+    assert state_after(job, gone, returned, both).deserted() is None
 
 
 def test_what_a_task_can_no_longer_do_names_its_last_end():
@@ -601,11 +601,11 @@ def test_what_a_task_can_no_longer_do_names_its_last_end():
         {"event": "exited", "task": task, "code": code, "attempt": attempt, "asked": True, "returned": False}
         for task, code, attempt in (("worker 1", 3, 0), ("worker 1", -9, 1), ("worker 0", 4, 0))
     ]
-    state = told(cluster.Job(PROGRAM), *ends)
+    state = state_after(cluster.Job(PROGRAM), *ends)
     assert str(state.never("worker 1", "print 'x'")) == (
         "worker 1 cannot print 'x': worker 1 was ended by SIGKILL on request."
     )
-    assert str(told(cluster.Job(PROGRAM)).never("worker 1", "end")) == (
+    assert str(state_after(cluster.Job(PROGRAM)).never("worker 1", "end")) == (
         "worker 1 cannot end: its program has returned."
     )
 
@@ -625,7 +625,7 @@ def test_what_a_task_can_no_longer_do_names_its_last_end():
 def test_why_a_wait_cannot_end_well(kind, fields, said):
     end = {"event": "exited", "task": "worker 1", "code": 7, "attempt": 0, "asked": False, "returned": False}
     over = {"event": "over", "kind": kind, "reason": "a reason", "restarts": 2}
-    why = told(cluster.Job(PROGRAM, **fields), *EVENTS, end, over).failure("the end")
+    why = state_after(cluster.Job(PROGRAM, **fields), *EVENTS, end, over).failure("the end")
     assert str(why) == said
     assert isinstance(why, cluster.RunFailed) == (kind in ("stopped", "limit", "hung", "failed"))
     if kind == "failed":
@@ -945,9 +945,21 @@ def test_a_commands_defaults_are_the_jobs(monkeypatch):
     cluster_command.add_commands(parser)
     read = vars(parser.parse_args(["run", "train.py:train"]))
     assert read.pop("run") is cluster_command.run_here and read == {
-        "way": "run", "program": "train.py:train", "folder": None, "json": False, "argument": [],
-        "workers": 2, "parameter_servers": 0, "restarts": 0, "evaluator": False, "framework": "tensorflow",
-        "cpus": None, "gpus": 0, "memory_gib": 1.0, "limit_seconds": 600.0, "hang_seconds": None,
+        "way": "run",
+        "program": "train.py:train",
+        "folder": None,
+        "json": False,
+        "argument": [],
+        "workers": 2,
+        "parameter_servers": 0,
+        "restarts": 0,
+        "evaluator": False,
+        "framework": "tensorflow",
+        "cpus": None,
+        "gpus": 0,
+        "memory_gib": 1.0,
+        "limit_seconds": 600.0,
+        "hang_seconds": None,
     }
     read = vars(parser.parse_args(["check"]))
     assert read.pop("run") is cluster_command.check_machines

@@ -22,9 +22,13 @@ def _steady(seed):
     return [calls.seconds[calls.warmup :] for calls in probes.stopwatches(seed)]
 
 
-def _spread(seconds):
-    low, high = np.percentile(seconds, [25, 75])
+def _spread(seconds, method="linear"):
+    low, high = np.percentile(seconds, [25, 75], method=method)
     return (high - low) / np.median(seconds)
+
+
+def _calls(seed):
+    return [calls.warmup + calls.repeats for calls in probes.stopwatches(seed)]
 
 
 def _called(answers, seed):
@@ -61,6 +65,15 @@ def _stopwatch(key, of):
     return recognise
 
 
+def _warm_up_left(answers, seed):
+    """The first repeat also lasts as long as all that the device still has to do."""
+
+    def left(calls, seconds):
+        return np.median([sum(calls.seconds), *seconds[1:]] if calls.warmup else seconds)
+
+    return answers["calls"] == _calls(seed) and _stopwatch("medians", left)(answers, seed)
+
+
 def _own_clock(answers, seed):
     """The given clock never reads as little as a launch of a millisecond takes, and another one knows no other."""
     return all(0 < median < 5e-4 for median in answers["medians"])
@@ -76,7 +89,7 @@ STOPWATCH = question(
     title="A stopwatch for a steady state",
     asks_for=("steady_seconds",),
     probe=probes.probe_stopwatch,
-    form={**dict.fromkeys(("medians", "spreads"), (forms.number,) * 2), "calls": (forms.size,) * 2},
+    form={**dict.fromkeys(("medians", "spreads"), (forms.number,) * 3), "calls": (forms.size,) * 3},
     targets=(
         Target("step() runs warmup + repeats times", _called),
         Target("the median of the repeats, each until its result is there", _as_steady("medians", "median", np.median)),
@@ -86,12 +99,19 @@ STOPWATCH = question(
         "not waited for": _stopwatch("medians", lambda calls, _: np.median(calls.launch_seconds[calls.warmup :])),
         "another clock": _own_clock,
         "warm-up counted": _stopwatch("medians", lambda calls, _: np.median(calls.seconds)),
-        "warm-up not waited for": _stopwatch(
-            "medians", lambda calls, seconds: np.median([sum(calls.seconds), *seconds[1:]])
-        ),
+        "clock started late": _stopwatch("medians", lambda calls, _: np.median(calls.compute_seconds[calls.warmup :])),
+        "warm-up not waited for": _warm_up_left,
         "no warm-up": lambda answers, seed: answers["calls"] == [calls.repeats for calls in probes.stopwatches(seed)],
+        "one call more": lambda answers, seed: answers["calls"] == [calls + 1 for calls in _calls(seed)],
         "one clock for all": lambda answers, seed: max(answers["spreads"]) < EXACT,
         "mean": _stopwatch("medians", lambda _, seconds: np.mean(seconds)),
+        "one of two in the middle": lambda answers, seed: any(
+            _stopwatch("medians", lambda _, seconds, back=back: np.sort(seconds)[(len(seconds) - back) // 2])(
+                answers, seed
+            )
+            for back in (0, 1)
+        ),
+        "in milliseconds": _stopwatch("medians", lambda _, seconds: 1000 * np.median(seconds)),
         "fastest": _stopwatch("medians", lambda _, seconds: min(seconds)),
         "swapped": _swapped,
         "standard deviation": lambda answers, seed: any(
@@ -106,6 +126,13 @@ STOPWATCH = question(
             "spreads", lambda _, seconds: _spread(seconds) * np.median(seconds) / np.mean(seconds)
         ),
         "in percent": _stopwatch("spreads", lambda _, seconds: 100 * _spread(seconds)),
+        "fractions for percents": _stopwatch(
+            "spreads", lambda _, seconds: np.ptp(np.percentile(seconds, [0.25, 0.75])) / np.median(seconds)
+        ),
+        "other percentiles": lambda answers, seed: any(
+            _stopwatch("spreads", lambda _, seconds, way=way: _spread(seconds, way))(answers, seed)
+            for way in ("weibull", "hazen", "median_unbiased", "nearest", "lower", "higher", "midpoint")
+        ),
         "spread in seconds": _stopwatch("spreads", lambda _, seconds: _spread(seconds) * np.median(seconds)),
         "largest less smallest": _stopwatch("spreads", lambda _, seconds: np.ptp(seconds) / np.median(seconds)),
     },
@@ -193,7 +220,35 @@ def _decoded_by_batches(answers, seed):
 
 def _repeats(answers, seed):
     examples, batch = probes.pipeline_sizes(seed)
-    return all(len(epoch) > -(-examples // batch) for epoch in answers["epochs"])
+    return all(
+        len(epoch) > -(-examples // batch) and sum(rows.size for rows in epoch) > examples
+        for epoch in answers["epochs"]
+    )
+
+
+def _another_batch_size(answers, seed):
+    examples, batch = probes.pipeline_sizes(seed)
+    sizes = {rows.size for epoch in answers["epochs"] for rows in epoch}
+    return len(sizes) == 1 and 1 < min(sizes) and min(sizes) not in (batch, examples % batch)
+
+
+def _filled_up(answers, seed):
+    """One full batch more than the examples fill, with some of them twice."""
+    examples, batch = probes.pipeline_sizes(seed)
+    wanted = [batch] * (examples // batch + 1)
+    return all([rows.size for rows in epoch] == wanted for epoch in answers["epochs"])
+
+
+def _same_left_over(answers, seed):
+    """In both epochs the last examples of the data set are missing, and no others."""
+    examples, batch = probes.pipeline_sizes(seed)
+    whole = set(range(examples // batch * batch))
+    return all(set(_numbers(answers, epoch)) == whole for epoch in range(2))
+
+
+def _filtered_late(answers, seed):
+    examples, batch = probes.pipeline_sizes(seed)
+    return _full_batches(answers, seed) is True and answers["augment_runs"] == 2 * (examples // batch + 1)
 
 
 def _short_batch_kept(answers, seed):
@@ -227,6 +282,10 @@ PIPELINE = question(
         "order frozen": lambda answers, seed: _same_order(answers),
         "batches shuffled": lambda answers, seed: _same_members(answers),
         "small buffer": lambda answers, seed: _most_early(answers) < _EARLY * probes.pipeline_sizes(seed)[0],
+        "another batch size": _another_batch_size,
+        "filled up": _filled_up,
+        "the same left over": _same_left_over,
+        "dropped after augment": _filtered_late,
         "one by one": lambda answers, seed: answers["augment_runs"] >= 2 * len(_numbers(answers, 0)),
         "short batch kept": _short_batch_kept,
     },
@@ -263,7 +322,7 @@ def _next_batches(run, steps_per_call, batches):
 def _mean_loss(run, steps_per_call, batches):
     wanted = batches[: 2 * steps_per_call].mean(axis=1).reshape(2, -1).mean(axis=1)
     if np.allclose(run["losses"], wanted, rtol=1e-5, atol=0):
-        return None
+        return None if all(run["tensors"]) else "yours is no float32 scalar tensor"
     if steps_per_call == 2:
         one, two, three, four = batches.mean(axis=1)[:4]
         given = " and ".join(f"{loss:.4g}" for loss in run["losses"])
@@ -292,6 +351,15 @@ def _every_run(fits):
     )
 
 
+def _sums_on(answers, seed):
+    """The first call's mean is right, and the second's has the first call's losses in it."""
+    for run, (steps, batches) in zip(answers["runs"], probes.batches_of_numbers(seed), strict=True):
+        means = batches[: 2 * steps].mean(axis=1).reshape(2, -1).mean(axis=1)
+        if not np.allclose(run["losses"], np.cumsum(means), rtol=1e-5, atol=0):
+            return False
+    return True
+
+
 MULTI_STEP = question(
     name="q3",
     title="Several steps a call",
@@ -302,6 +370,7 @@ MULTI_STEP = question(
             {
                 **dict.fromkeys(("losses", "totals"), (forms.number,) * 2),
                 **dict.fromkeys(("steps", "python_runs"), (forms.size,) * 2),
+                "tensors": (forms.flag,) * 2,
                 **dict.fromkeys(("batches_left", "pulled_by_python"), forms.size),
             }
         ]
@@ -319,6 +388,19 @@ MULTI_STEP = question(
         "pulled by Python": _every_run(
             lambda run, _: run["pulled_by_python"] > 0 and run["python_runs"][0] == run["python_runs"][1]
         ),
+        "traced at every call": _every_run(
+            lambda run, asked: (
+                run["pulled_by_python"] == 0
+                and run["python_runs"][1] == 2 * run["python_runs"][0]
+                and run["python_runs"][0] <= 2
+            )
+        ),
+        "no tensor": _every_run(lambda run, _: not any(run["tensors"])),
+        "a batch ahead": lambda answers, seed: all(
+            len(batches) - run["batches_left"] == 2 * (steps + 1) and run["steps"] == [steps, 2 * steps]
+            for run, (steps, batches) in zip(answers["runs"], probes.batches_of_numbers(seed), strict=True)
+        ),
+        "never set back": _sums_on,
         "one step a call": _every_run(lambda run, asked: run["steps"] == [1, 2]),
         "to the end of the data": _every_run(lambda run, asked: run["steps"][0] == run["steps"][1] > 2 * asked),
         "one step too many": _every_run(lambda run, asked: run["steps"] == [asked + 1, 2 * asked + 2]),
@@ -418,6 +500,16 @@ def _until_the_last_end(events):
     return total
 
 
+def _mean_of_shares(answers, seed):
+    for (_, events), kind, share in zip(probes.traces(seed), answers["kinds"], answers["shares"], strict=True):
+        steps, busy = _counted(events)
+        inside = [[e for e in busy.get(kind, []) if s.start_seconds <= e.start_seconds < s.end_seconds] for s in steps]
+        shares = [covered_seconds(own) / step.duration_seconds for own, step in zip(inside, steps)]
+        if not np.isclose(share, np.mean(shares), rtol=1e-4):
+            return False
+    return True
+
+
 BOTTLENECK = question(
     name="q4",
     title="Find the bottleneck in a trace",
@@ -432,6 +524,7 @@ BOTTLENECK = question(
         "replicas added up": _measured_by(_durations, _by_thread(sum, covered_seconds)),
         "one replica for all": _one_for_all,
         "merged with the event before": _measured_by(_until_the_last_end),
+        "mean of the steps' shares": _mean_of_shares,
     },
 )
 
@@ -481,10 +574,17 @@ def _verdict(run, steps, heavy):
     return None if run["verdict"] == heavy else f"the run that is heavy in its {heavy} is called {run['verdict']!r}"
 
 
+def _next_batches_met(run, steps, heavy):
+    first = run["batches"][1:2]
+    if run["batches"][1:] == [number + place for place, number in enumerate(first * steps)]:
+        return None
+    return "a step met something else than a batch" if -1 in run["batches"] else f"they met {run['batches'][1:]}"
+
+
 _PROFILE = {
     **dict.fromkeys(("trains", "inputs", "computes", "inputs_in_train", "computes_in_train"), forms.size),
     **dict.fromkeys(("pulls_in_input", "inputs_in_compute"), forms.size),
-    "numbers": [forms.whole],
+    **dict.fromkeys(("numbers", "batches"), [forms.whole]),
     **dict.fromkeys(("calls_in_compute", "waits_in_compute", "recorded_calls"), forms.size),
     **dict.fromkeys(("first_recorded", "first_awaited", "returned_all"), forms.flag),
     "wanted_replicas": forms.replicas,
@@ -521,6 +621,7 @@ PROFILE = question(
             "each compute mark ends when its loss is there",
             _once_a_step(waits_in_compute="compute marks wait for the loss"),
         ),
+        Target("every step on the next batch, as it was pulled", _both(_next_batches_met)),
         Target("all replicas at work in the recording", _both(_all_replicas)),
         Target("your q4 names the bottleneck of both runs from it", _both(_verdict)),
     ),
@@ -542,6 +643,8 @@ PROFILE = question(
             run["trains"] == run["recorded_calls"] != probes.profiled_steps(seed) for run in answers.values()
         ),
         "not numbered": _both_runs(lambda run: len(run["numbers"]) == 0 < run["trains"]),
+        "the same batch": _both_runs(lambda run: {*run["batches"]} == {0} and len(run["batches"]) > 2),
+        "a part of the batch": _both_runs(lambda run: {*run["batches"]} == {-1}),
         "one number for all": _both_runs(lambda run: len({*run["numbers"]}) == 1 < len(run["numbers"])),
     },
 )

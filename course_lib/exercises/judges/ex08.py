@@ -97,6 +97,12 @@ def _divides_by_nothing(answers, seed):
     return "ZeroDivisionError" in answers["stopped"]["error"]
 
 
+def _one_more_where_full(answers, seed):
+    """Where the last group is full another gradient follows; where it is not, none does."""
+    numbers = [len(answer["gradients"]) for answer in answers["streams"]]
+    return numbers == [len(micro_batches) // k + 1 for micro_batches, k in probes.streams(seed)]
+
+
 GROUPS = question(
     name="q1",
     title="The group's gradient",
@@ -122,6 +128,7 @@ GROUPS = question(
         "last one alone": _each_is(lambda gradients, rows, k: gradients[-1]),
         "halved each time": _each_is(_halved),
         "empty group": _divides_by_nothing,
+        "one group too many": _one_more_where_full,
     },
 )
 
@@ -498,6 +505,11 @@ def _full_groups(examples, case, plan):
     return epochs * (case["examples"] // case["global_batch"]) + rest // case["global_batch"]
 
 
+def _rounded_down(examples, case, plan):
+    epochs, rest = divmod(examples, case["examples"])
+    return epochs * _up(case["examples"], case["global_batch"]) + rest // case["global_batch"]
+
+
 def _by_local_batch(examples, case, plan):
     return _updates_in(examples, case | {"global_batch": case["global_batch"] // case["replicas"]})
 
@@ -505,6 +517,7 @@ def _by_local_batch(examples, case, plan):
 _SIZES = ("micro_batch", "micro_batches")
 _WRONG_SIZES = ("sums forgotten", "sums always", "replicas forgotten", "not quite full", "smallest", "powers of two")
 _WRONG_SIZES += ("never refuses", "uneven ignored", "state forgotten", "never in one", "swapped", "of all replicas")
+_WRONG_SIZES += ("halves alone", "never one")
 _PLAN = dict.fromkeys((*_SIZES, "updates", "warmup_updates"), forms.number)
 PLAN = question(
     name="q4",
@@ -531,7 +544,9 @@ PLAN = question(
             lambda examples, case, plan: examples // case["global_batch"],
         ),
         "counted per replica": _counts_as(_by_local_batch),
-        "one epoch": _counts_as(lambda examples, case, plan: _up(case["examples"], case["global_batch"])),
+        "rounded down": _counts_as(_rounded_down),
+        "one for no rest": _counts_as(lambda examples, case, plan: _rounded_down(examples, case, plan) + 1),
+        "one epoch": _counts_as(lambda examples, case, plan: _updates_in(min(examples, case["examples"]), case)),
         "whole epochs": _counts_as(
             lambda examples, case, plan: _up(examples, case["examples"]) * _up(case["examples"], case["global_batch"])
         ),
@@ -559,7 +574,7 @@ def _weights_of(
     summed  what is summed over the replicas
     clip    (mean, clip_norm) -> gradient
     late    local=True: each replica clips its own mean; sums=True: sums are clipped, and then divided;
-            by: rows -> divisor
+            by: rows -> divisor; times: factor of the clipped gradient
     """
     (kernel, bias), groups = probes.replica_groups(seed)
     weights = np.tile(np.concatenate([kernel.ravel(), bias]).astype("float64"), (2, 1))
@@ -579,7 +594,7 @@ def _weights_of(
             for name, part in (("sums", sums), ("rows", rows))
         )
         before, after = (1, rows) if late.get("sums") else (late.get("by", _as_it_is)(rows), 1)
-        gradients = np.array([clip(mean, clip_norm) for mean in sums / before]) / after
+        gradients = np.array([clip(mean, clip_norm) for mean in sums / before]) / after * late.get("times", 1)
         velocity = probes.MOMENTUM * velocity - probes.LARGE_RATE * gradients
         weights = weights + velocity
         seen.append(weights)
@@ -666,7 +681,13 @@ REPLICAS = question(
         "summed twice": lambda answers, seed: (
             bool(answers["summed"]["add"]) and _weights_are(by=lambda rows: rows / 2)(answers, seed)
         ),
-        "divided twice": _weights_are(by=lambda rows: 2 * rows),
+        "divided twice": lambda answers, seed: any(
+            _weights_are(**late)(answers, seed) for late in ({"by": lambda rows: 2 * rows}, {"times": 0.5})
+        ),
+        "summed again": lambda answers, seed: any(
+            _weights_are(**late)(answers, seed) for late in ({"by": lambda rows: rows / 2}, {"times": 2})
+        ),
+        "norm squared": _weights_are(clip=lambda mean, norm: mean * min(1, norm / np.linalg.norm(mean) ** 2)),
     },
 )
 

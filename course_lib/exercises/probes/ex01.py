@@ -39,22 +39,24 @@ class Durations:
 
 
 def stopwatches(seed: int) -> list[Durations]:
-    """A tiny one, and a drawn one."""
-    return [Durations(np.full(8, 0.5), np.array([20, 7, 6, 2, 16, 4, 3, 5]) - 0.5, warmup=3), _durations(seed)]
+    """A tiny one, a drawn one, and one with an even number of repeats and no warm-up."""
+    tiny = Durations(np.full(8, 0.5), np.array([20, 7, 6, 2, 16, 4, 3, 5]) - 0.5, warmup=3)
+    rng = np.random.default_rng(seed)
+    drawn = _durations(rng, int(rng.integers(2, 6)), int(rng.integers(15, 30)))
+    return [tiny, drawn, _durations(rng, 0, 2 * int(rng.integers(7, 12)))]
 
 
-def _durations(seed: int) -> Durations:
+def _durations(rng: np.random.Generator, warmup: int, repeats: int) -> Durations:
     """A slow first call, a slowish warm-up, then a steady state with a few very slow calls.
 
     The first repeat is the fastest, so that work that is left over from the warm-up shows in it.
     """
-    rng = np.random.default_rng(seed)
-    warmup, repeats = int(rng.integers(2, 6)), int(rng.integers(15, 30))
     compute = rng.uniform(0.8, 1.2, warmup + repeats) * 0.01
     compute[:warmup] *= rng.uniform(2, 4, warmup)
-    compute[0] = rng.uniform(1, 2)
     compute[warmup + 1 + rng.choice(repeats - 1, 3, replace=False)] *= rng.uniform(10, 30)
     compute[warmup] = 0.007
+    if warmup:
+        compute[0] = rng.uniform(1, 2)
     return Durations(rng.uniform(0.8, 1.2, warmup + repeats) * 0.001, compute, warmup)
 
 
@@ -136,6 +138,9 @@ def probe_pipeline(names, seed):
         draw = tf.stack([seed % 2**31, augment_runs.assign_add(1)])
         return decoded + tf.random.stateless_uniform(tf.shape(decoded), draw, 0.0, 0.5)
 
+    earlier = tf.data.Dataset.range(examples, examples + 3 * batch)  # nothing of it may show in the next data set
+    for _ in names["pipeline"](earlier, tf.identity, tf.identity, batch):
+        pass
     dataset = names["pipeline"](tf.data.Dataset.range(examples), decode, augment, batch)
     enough = examples // batch + 2  # a pipeline that repeats itself must come to an end here
     epochs = [[np.asarray(rows) for rows in dataset.take(enough).as_numpy_iterator()] for _ in range(2)]
@@ -193,9 +198,13 @@ def _two_calls(make_multi_step, steps_per_call, batches):
 
     iterator = Iterator(dataset)
     multi_step = make_multi_step(step, steps_per_call)
-    seen = [[float(multi_step(iterator)), int(steps), float(total), len(python_runs)] for _ in range(2)]
+    seen = []
+    for _ in range(2):
+        loss = multi_step(iterator)
+        scalar = tf.is_tensor(loss) and loss.dtype == tf.float32 and loss.shape.rank == 0
+        seen.append([float(loss), bool(scalar), int(steps), float(total), len(python_runs)])
     in_python, left = len(pulled), sum(1 for _ in iterator)
-    keys = ("losses", "steps", "totals", "python_runs")
+    keys = ("losses", "tensors", "steps", "totals", "python_runs")
     return {**dict(zip(keys, map(list, zip(*seen)))), "batches_left": left, "pulled_by_python": in_python}
 
 
@@ -250,6 +259,7 @@ def _recorded(names, heavy: str, steps: int) -> dict[str, object]:
         "recorded_calls": len(marks("probe: call")),
         "first_recorded": bool(marks("probe: first call") or marks("probe: first wait")),
         "first_awaited": step.first_awaited,
+        "batches": batches.numbers_of(step.met),
         "numbers": [number for number, root in numbers if root == 1],
         "wanted_replicas": len(device_names()),
         "replicas": 1 + len(replicas),  # TensorFlow gives the first replica's operations no prefix

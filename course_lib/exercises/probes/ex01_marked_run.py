@@ -53,7 +53,11 @@ def marked_run(heavy: str):
     class Step:
         first, first_awaited = None, False
 
+        def __init__(self):
+            self.met = []
+
         def __call__(self, batch):
+            self.met.append(batch)
             if self.first is None:
                 with mark("probe: first call"):
                     self.first = Loss(run(batch), "probe: first wait")
@@ -63,11 +67,20 @@ def marked_run(heavy: str):
                 return Loss(run(batch), "probe: wait")
 
     class Batches:
+        def __init__(self):
+            self.given = []
+
+        def numbers_of(self, met):
+            """Which batch each one is, of the iterator that gave it; -1 for what none gave."""
+            numbers = {id(batch): number for number, batch in self.given}
+            return [numbers.get(id(batch), -1) for batch in met]
+
         def __iter__(self):
             for number in range(BATCHES):
                 with mark("probe: pull"):  # no thread works ahead, so that heavy input shows in every pull
                     loaded = load(tf.constant(number))
                     batch = strategy.experimental_distribute_values_from_function(lambda _, loaded=loaded: loaded)
+                self.given.append((number, batch))
                 yield batch
 
     return Step(), Batches()

@@ -13,12 +13,13 @@ def traces(seed: int) -> list[tuple[str, list[Event]]]:
     """Distributed runs whose bottleneck is known, a tiny one, then one per kind and trap: (bottleneck, events).
 
     Wall-clock seconds per step, roughly. `pieces` cuts a replica's compute into that many events; `before` is an
-    input event ahead of the first step; `first` is how many times as long the first step computes.
+    input event ahead of the first step; `first` is how many times as long the first step computes, and `stall` how many
+    times as long the third one waits for its input, so that most steps have another bottleneck than the run.
     """
     rng = np.random.default_rng(seed)
     return [
         ("compute", shuffled(rng, [Event(name, "/host:CPU", *span) for name, *span in TINY_TRACE])),
-        ("input", _trace(rng, input=8.0, compute=3.0, all_reduce=1.0)),
+        ("input", _trace(rng, input=1.5, compute=4.0, all_reduce=1.0, stall=200)),
         ("compute", _trace(rng, input=3.0, compute=4.5, all_reduce=1.0, pieces=6)),
         ("all-reduce", _trace(rng, input=2.0, compute=3.0, all_reduce=6.0, first=60)),
         ("compute", _trace(rng, input=2.0, compute=6.0, all_reduce=3.0, before=300.0)),
@@ -32,11 +33,11 @@ TINY_TRACE = [  # name, thread, start, length
 ]
 
 
-def _trace(rng, input, compute, all_reduce, pieces=1, before=0.0, first=1):
+def _trace(rng, input, compute, all_reduce, pieces=1, before=0.0, first=1, stall=1):
     """Events of a run in no particular order; the parts of a step follow each other.
 
-    No replica works in step with another, a piece may lie inside another of its thread, all may wait at once, and
-    every kind is also met between the steps.
+    No replica works in step with another, a piece may lie inside another of its thread, all may wait at once, every
+    kind is also met between the steps, and its name is a part of other names.
     """
     now, events = 1.0, []
 
@@ -65,10 +66,13 @@ def _trace(rng, input, compute, all_reduce, pieces=1, before=0.0, first=1):
     replicas = [f"replica {replica}" for replica in range(REPLICAS)]
     for number in range(int(rng.integers(4, 8))):
         begin, jitter = now, rng.uniform(0.5, 1.5) * rng.uniform(0.8, 1.2, 3)
-        now = add_part("input", input * jitter[0], now, ["python", "loader"])
+        now = add_part("input", input * jitter[0] * (stall if number == 2 else 1), now, ["python", "loader"])
         now = add_part("compute", compute * jitter[1] * (first if number == 0 else 1), now, replicas, pieces)
         now = add_part("all-reduce", all_reduce * jitter[2], now, replicas)
         add("train", "python", begin, now - begin)
+        add(
+            f"{KINDS[number % 3]}/queue", "python", begin, 0.9 * (now - begin)
+        )  # another name, which has a kind's in it
         for kind in KINDS:
             add(kind, replicas[0] if kind != "input" else "python", now + 0.05, rng.uniform(0.1, 0.3))
         now += 0.5

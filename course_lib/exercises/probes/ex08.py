@@ -116,6 +116,7 @@ def runs_to_plan(seed: int) -> list[dict[str, int]]:
         {"memory": 37.0, "global_batch": 120, "replicas": 3},
         {"memory": 21.0, "global_batch": 60, "replicas": 4},
         base | {"memory": 14.5},  # two fit, if there are no sums
+        base | {"memory": 27.0},  # nine fit, and eight divide: half, a quarter and an eighth of 40 are 20, 10 and 5
         base | {"memory": 100.0, "global_batch": 82, "replicas": 4},
     ]
     drawn = shuffled(rng, [_run_to_plan(rng, **case) for case in special])
@@ -149,7 +150,8 @@ def probe_plan(names, seed):
 def replica_groups(seed: int) -> tuple[list[np.ndarray], list[tuple[float, list]]]:
     """First weights (3, 1) and (1,); groups (clip_norm, micro-batches [replica] of x (rows, 3), y (rows, 1)).
 
-    The first group is clipped and the second is not. One replica has more rows than the other in each group.
+    The first group is clipped and the second is not. One replica has more rows than the other in each group, and no
+    group has the 14 rows of the exercise's own.
     """
     rng = np.random.default_rng(seed)
 
@@ -157,7 +159,8 @@ def replica_groups(seed: int) -> tuple[list[np.ndarray], list[tuple[float, list]
         return tuple(rng.normal(size=(rows, width)).astype("float32") for width in (3, 1))
 
     def group():
-        sizes = rng.permutation([rng.permutation([4, 6]), rng.permutation([1, 3])])  # [replica][micro-batch]
+        pairs = (rng.choice(numbers, 2, replace=False) for numbers in ([5, 7, 8, 9], [1, 2, 3]))
+        sizes = rng.permutation(list(pairs))  # [replica][micro-batch]
         return [[shard(int(rows)) for rows in micro_batch] for micro_batch in sizes.T]
 
     groups = [(float(rng.uniform(0.5, 1.0)), group()), (1000.0, group())]

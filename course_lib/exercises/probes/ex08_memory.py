@@ -143,6 +143,15 @@ class _Bench:
         def step():
             returned.append(float(big_step(self.model, optimizer, loss, self.x, self.y, self.micro_batch)))
 
+        exact = 3 * SMALL["micro_batch"]
+        loss_of_exact = big_step(self.model, self.new_optimizer(), loss, self.x[:exact], self.y[:exact], exact // 3)
+        weights = [loss_of_exact or 0.0, *self.model.get_weights()]
+        if not all(np.isfinite(np.asarray(value)).all() for value in weights):
+            raise CourseError(
+                f"with {exact} rows and micro_batch={exact // 3} the loss or a weight is not finite; "
+                f"is one of your micro-batches empty?"
+            )
+        passes.clear()
         x, y = self.x[: SMALL["rows"]], self.y[: SMALL["rows"]]
         if big_step(self.model, self.new_optimizer(), loss, x, y, SMALL["micro_batch"]) is None:
             raise CourseError("big_step returned nothing: return the mean loss over all rows.")
