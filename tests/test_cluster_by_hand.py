@@ -5,12 +5,16 @@ import asyncio
 import json
 import os
 import pickle
+import socket
 import sys
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
+from conftest import HAS_TENSORFLOW
 
 from course_lib import cluster
 from course_lib.cli import main
@@ -28,6 +32,7 @@ from course_lib.cluster import (
     run_state,
     slurm,
     start_supervisor,
+    task,
     task_process,
     worker_program,
 )
@@ -169,10 +174,10 @@ def test_the_failure_of_the_last_attempt_that_is_no_consequence_is_the_cause(tmp
         (10, "worker 1"): ("KeyError", "'rows'"),
         (9, "worker 1"): ("ValueError", "of attempt nine"),
     }
-    for number, ((attempt, task), (error, message)) in enumerate(said.items()):
-        path = tmp_path / "reports" / f"attempt {attempt}" / f"{task}.jsonl"
+    for number, ((attempt, name), (error, message)) in enumerate(said.items()):
+        path = tmp_path / "reports" / f"attempt {attempt}" / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        last = {"event": "failed", "task": task, "error": error, "message": message, "traceback": f"of {task}"}
+        last = {"event": "failed", "task": name, "error": error, "message": message, "traceback": f"of {name}"}
         path.write_text('{"event": "report", "task": "x", "values": {}}\n' + json.dumps(last) + "\n")
         os.utime(path, (number, number))
     (tmp_path / "reports" / "attempt 10" / "worker 2.jsonl").write_text('{"event": "returned", "task": "worker 2"}\n')
@@ -897,6 +902,127 @@ def test_an_answer_that_is_no_object_is_anothers():
             asyncio.run(read(line))
 
 
+def free_ports(number):
+    with ExitStack() as held:
+        servers = [held.enter_context(socket.create_server(("localhost", 0))) for _ in range(number)]
+        return [server.getsockname()[1] for server in servers]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_two_machines_check_each_other_on_loopback(shared, tmp_path, monkeypatch):
+    """The whole check but TensorFlow's sum, which its own test runs."""
+    monkeypatch.setattr(machine_check, "HEARD_SECONDS", 20.0 if shared else 2.0)
+    workers = [f"localhost:{port}" for port in free_ports(2)]
+    asked, folders = [], [tmp_path / "a", tmp_path / ("a" if shared else "b")]
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+
+    async def reduces(check, peers):
+        asked.append((check.name, {name: peer.ready for name, peer in peers.items()}))
+
+    monkeypatch.setattr(machine_check.MachineCheck, "_all_reduce", reduces)
+
+    async def both():
+        checks = []
+        for index, folder in enumerate(folders):
+            text = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})
+            checks.append(machine_check.MachineCheck(text, folder, 60.0))
+        await asyncio.gather(*(check.run() for check in checks))
+        return checks
+
+    for number, check in enumerate(asyncio.run(both())):
+        subjects = [finding.subject for finding in check.findings]
+        assert subjects == ["names", "port", "reach", "lists", "versions", "clock", "folder"]
+        said = {finding.subject: finding.said for finding in check.findings}
+        assert said["names"] == "2 addresses are known"
+        assert said["port"] == f"{workers[number].partition(':')[2]} is free on this machine"
+        assert said["reach"].startswith(f"both ways: worker {1 - number} at ")
+        assert check.fine == shared == (said["folder"] == f"{folders[number]} is shared")
+    wanted = [("worker 0", {"worker 1": True}), ("worker 1", {"worker 0": True})]
+    assert sorted(asked) == (wanted if shared else [])
+    assert not any(list(folder.iterdir()) for folder in folders)
+
+
+def test_a_port_that_is_taken_ends_a_machines_check(monkeypatch):
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        check = machine_check_of(f"localhost:{port}", "localhost:1")
+        asyncio.run(check.run())
+    assert str(check.findings[-1]) == (
+        f"FAULT port: {port} of this machine cannot be used (Address already in use): end what uses it."
+    )
+    assert [finding.subject for finding in check.findings] == ["names", "port"]
+
+
+def test_names_that_are_not_known_in_time(monkeypatch):
+    released = threading.Event()
+
+    def look_up(host, port):
+        if host == "slow":
+            released.wait()
+        if host == "unknown":
+            raise OSError
+
+    monkeypatch.setattr(machine_check.socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(machine_check, "NAME_SECONDS", 1.0)
+    check = machine_check_of("known:1", "slow:2", "unknown:3", "known:4")
+    assert check._names() == {"worker 0", "worker 3"}
+    released.set()
+    assert [*map(str, check.findings)] == [
+        "FAULT names: worker 1's host 'slow' is not known to this machine.",
+        "FAULT names: worker 2's host 'unknown' is not known to this machine.",
+    ]
+
+
+@pytest.mark.skipif(not HAS_TENSORFLOW, reason="needs TensorFlow")
+def test_a_training_step_is_timed_beside_the_same_step_alone(monkeypatch):
+    import tensorflow as tf
+
+    rates, losses = [], []
+    monkeypatch.setattr(communication, "ring_strategy", tf.distribute.get_strategy)
+    monkeypatch.setattr(limited_links, "limit_rate", rates.append)
+    monkeypatch.setattr(
+        communication,
+        "_time",
+        lambda step, repeats, compute: losses.append((float(compute()), float(step()))) or {"repeats": repeats},
+    )
+    timings = communication.timed_training_steps(SimpleNamespace(index=0), [10, 20], 7)
+    # 64 inputs, three layers of 512, 10 outputs: 33,280 + 2 x 262,656 + 5,130 parameters of 4 bytes
+    assert timings == [{"buffer_bytes": 4 * 563_722, "repeats": 7}] * 2
+    assert rates == [cluster.Link(10), cluster.Link(20)]
+    (first_alone, first), (alone, together) = losses  # each step trains a model of its own
+    assert alone < first_alone and together < first and 1 < together < 3
+
+
+def test_an_all_reduce_is_timed_for_each_rate(monkeypatch):
+    rates = []
+    monkeypatch.setattr(communication, "ring_strategy", lambda: "ring")
+    monkeypatch.setattr(communication, "all_reduce_step", lambda strategy, size: (strategy, size))
+    monkeypatch.setattr(limited_links, "limit_rate", rates.append)
+    monkeypatch.setattr(communication, "_time", lambda step, repeats: {"step": step, "repeats": repeats})
+    assert communication.timed_all_reduces(None, [10, 20], [100, 50], 3) == [
+        {"buffer_bytes": 400, "step": ("ring", 100), "repeats": 3},
+        {"buffer_bytes": 200, "step": ("ring", 50), "repeats": 3},
+    ]
+    assert rates == [cluster.Link(10), cluster.Link(20)]
+
+
+def test_who_watches_a_task_for_hangs(monkeypatch):
+    asked = []
+    monkeypatch.setattr(task, "watch", lambda *what, **how: asked.append(("watch", *what, how)) or "done")
+    monkeypatch.setattr(task, "keep_record", lambda *what: asked.append(("record", *what)))
+    alone, served = cluster.Job(PROGRAM, hang_seconds=3), cluster.Job(PROGRAM, parameter_servers=1, hang_seconds=3)
+    assert task._watch(alone, "folder", "worker 1", alone=True) == "done"
+    assert task._watch(alone, "folder", "worker 1", alone=False)() is None
+    assert task._watch(served, "folder", "worker 0", alone=True)() is None
+    assert task._watch(cluster.Job(PROGRAM), "folder", "worker 0", alone=True)() is None
+    assert asked == [
+        ("watch", "folder", "worker 1", 3, {"end": True}),
+        ("record", "folder", "worker 1"),
+        ("record", "folder", "worker 0"),
+    ]
+
+
 # Programs
 
 
@@ -973,6 +1099,10 @@ def test_a_commands_defaults_are_the_jobs(monkeypatch):
     read = vars(parser.parse_args(["kubernetes", "a:b", "--name", "n", "--image", "i"]))
     assert read["run"] is cluster_command.print_for_kubernetes
     assert (read["name"], read["image"], read["claim"]) == ("n", "i", None)
+    for way, act in (("run", "run_here"), ("check", "check_machines"), ("slurm", "write_for_slurm")):
+        described = parser._subparsers._group_actions[0].choices[way]
+        assert described.description == getattr(cluster_command, act).__doc__
+        assert described.epilog.startswith(f"Example: course cluster {way} ")
     for words in ([], ["slurm", "a:b"], ["kubernetes", "a:b", "--name", "n"], ["kubernetes", "a:b", "--image", "i"]):
         with pytest.raises(SystemExit):
             parser.parse_args(words)

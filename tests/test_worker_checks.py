@@ -4,7 +4,9 @@ import psutil
 import pytest
 
 from course_lib.cluster.worker_program import WorkerProgram
+from course_lib.exercises import judges
 from course_lib.exercises.ask import Stopped, ask
+from course_lib.exercises.judge import judge
 from course_lib.exercises.probes import ex04, workers
 from course_lib.exercises.question import Mistake, Question
 
@@ -57,6 +59,60 @@ def leaves_at_first(task, **settings):
     if task.attempt == 0:
         os._exit(3)
     return {"counted": 0}
+
+
+# The way that the hint of the exercise's "one graph" names. A second array of sums, and one of the last turn, are held.
+ONE_TURN_AT_A_TIME = """\
+def big_step(model, optimizer, loss, x, y, micro_batch):
+    import tensorflow as tf
+
+    variables = model.trainable_variables
+
+    @tf.function
+    def step(x, y):
+        rows = tf.shape(y)[0]
+        sums, total = [tf.zeros(variable.shape) for variable in variables], tf.constant(0.0)
+        for start in tf.range(0, rows, micro_batch):
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+            stop = tf.minimum(start + micro_batch, rows)
+            with tf.GradientTape() as tape:
+                share = tf.cast(stop - start, tf.float32) / tf.cast(rows, tf.float32)
+                part = share * loss(y[start:stop], model(x[start:stop], training=True))
+            sums = [one + other for one, other in zip(sums, tape.gradient(part, variables))]
+            total += part
+        optimizer.apply(sums, variables)
+        return total
+
+    return step(x, y)
+"""
+EMPTY_PART = """\
+def big_step(model, optimizer, loss, x, y, micro_batch):
+    import tensorflow as tf
+
+    variables, total = model.trainable_variables, 0.0
+    sums = [tf.zeros(variable.shape) for variable in variables]
+    for at in range(len(x) // micro_batch + 1):
+        part = slice(at * micro_batch, (at + 1) * micro_batch)
+        with tf.GradientTape() as tape:
+            value = len(x[part]) / len(x) * loss(y[part], model(x[part], training=True))
+        sums, total = [s + g for s, g in zip(sums, tape.gradient(value, variables))], total + value
+    optimizer.apply(sums, variables)
+    return total
+"""
+
+
+def big_step_verdict(text: str):
+    (question,) = (one for one in judges.questions("08_gradient_accumulation") if one.name == "q3")
+    big_step = WorkerProgram("big_step", text=text)
+    return judge(question, ask(question.probe, ("big_step",), {"big_step": big_step}, 0), 0)
+
+
+def test_a_loop_in_a_graph_that_takes_one_turn_at_a_time_is_right():
+    assert big_step_verdict(ONE_TURN_AT_A_TIME).right
+
+
+def test_a_micro_batch_without_rows_is_refused():
+    assert "with 6 rows and micro_batch=2 the loss or a weight is not finite" in big_step_verdict(EMPTY_PART).problem
 
 
 def kill_worker_1(running):
