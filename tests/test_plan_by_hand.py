@@ -449,3 +449,18 @@ def test_errors_and_times_of_published_runs_by_hand():
     assert calibrate._rounded({"a": 1.23456, "b": {"c": 12345.0}}) == {"a": 1.23, "b": {"c": 12300.0}}
     given = calibrate._with(HAND, ("hopper", "link"), (0.9, 0.8))
     assert given == replace(HAND, matrix={**HAND.matrix, "hopper": 0.9}, link=0.8)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("H100 80 gb", ["h100-80gb"]),  # close by its letters
+        ("h1 of the first kind that was sold", ["h100-80gb", "h100-96gb"]),
+        ("??", [*planner.CHIPS]),
+    ],
+)
+def test_the_names_near_an_unknown_chip(name, near):
+    with pytest.raises(CourseError) as refused:
+        planner.find_chip(name)
+    shown = str(refused.value).removeprefix(f"no chip is called {name!r}; near ones are ").removesuffix(".").split(", ")
+    assert near and (shown == near or (name.startswith("H") and shown[0] == near[0]))

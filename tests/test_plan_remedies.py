@@ -225,7 +225,7 @@ def test_a_vision_transformer_has_the_parameters_of_vit_b_16():
     chain = vision_transformer(12, 768, 12, 224, 16, 1000)
     assert chain.parameters + 2 * 768 == 86_567_656
     assert chain.flops / 2 == pytest.approx(17.56e9, rel=0.005)
-    assert chain.blocks[0].backward == 1 and chain.blocks[-1].logits == 1000
+    assert chain.blocks[0].backward == 1 and chain.blocks[-1].logits == 1000 and chain.tied == 0
     for sizes, words in (((224, 15, 10), "patches of 15 pixels do not divide"), ((224, 16, 0), "classes must be")):
         with pytest.raises(CourseError, match=words):
             vision_transformer(12, 768, 12, *sizes)

@@ -3,6 +3,8 @@
 import argparse
 import importlib.util
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -358,3 +360,26 @@ def test_why_there_is_no_compiler(monkeypatch, tmp_path, system, machine, jax, w
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "jax" and jax else None)
     with pytest.raises(tpu.NoCompiler, match=words):
         compile_client.require_compiler()
+
+
+@pytest.mark.parametrize(("amount", "of"), [("3.5K", 3584), ("2.5M", 2_621_440), ("1.5G", 1_610_612_736), ("7", 7)])
+def test_amounts_in_the_compilers_refusals(amount, of):
+    from course_lib.tpu.compile_worker import _shortage
+
+    found = _shortage(f"RESOURCE_EXHAUSTED: Used {amount} of 1T hbm. Exceeded hbm capacity\nmore")
+    assert (found.needed, found.available, found.of) == (of, 2**40, "the whole program")
+    assert found.message == f"RESOURCE_EXHAUSTED: Used {amount} of 1T hbm. Exceeded hbm capacity"
+
+
+def test_a_compiler_that_ends_without_an_answer_says_its_last_lines(tmp_path):
+    asked = compile_client._Compiler.__new__(compile_client._Compiler)
+    asked.log = open(tmp_path / "log", "w+")
+    words = 'import sys; sys.stdin.readline(); print(\'{"progress": "compiling"}\'); sys.exit(3)'
+    pipe = subprocess.PIPE
+    asked.process = subprocess.Popen([sys.executable, "-c", words], stdin=pipe, stdout=pipe, text=True)
+    shown = []
+    request = checked(Request({}, "v5e:2x4", 64))
+    assert asked.ask(request, shown.append) == {"traceback": "no output\nthe compiler's process ended with 3"}
+    assert shown == ["compiling"]
+    asked.process.communicate()
+    asked.log.close()

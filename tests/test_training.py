@@ -93,6 +93,17 @@ def test_a_step_trains_in_training_mode(strategy, replicas):
     assert abs(float(loss) - math.log(10)) > 1e-3
 
 
+def test_on_two_replicas_the_mixin_refuses_what_is_no_mean_over_rows():
+    two = tf.distribute.MirroredStrategy([device.name for device in tf.config.list_logical_devices("CPU")[:2]])
+    with two.scope():
+        inner = new_model()
+        model = ExactModel(inner.inputs, inner.outputs)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+        model.compile(keras.optimizers.SGD(1e-3), loss)
+    with pytest.raises(CourseError, match="ExactPartialBatches"):
+        model.fit(digits(64), verbose=0)
+
+
 def test_on_one_device_the_mixin_takes_any_loss_as_keras_does():
     runs = []
     for kind in (keras.Model, ExactModel):
