@@ -60,6 +60,7 @@ SHEETS = {
     "b200-180gb": (36_000 / 2 / 8, 2, 1 / 2, 180, 8000, 1800, 400),  # a system of 8, with sparsity
     "gb200-186gb": (360_000 / 2 / 72, 2, 1 / 2, 186, 8000, 1800, 400),  # a rack of 72
     "l40s-48gb": (362, 733 / 362, 183 / 362, 48, 864, 64, 200),
+    "mi300x-192gb": (1307.4, 2614.9 / 1307.4, 163.4 / 1307.4, 192, 5325, 7 * 128, 400),  # seven links
     "rtx3090-24gb": (71, 0, 35.6 / 71, 24, 936, 32, 25.6),
     "rtx4090-24gb": (165.2, 0, 1 / 2, 24, 1008, 32, 25.6),
 }
@@ -76,9 +77,10 @@ def test_a_gpus_figures_are_right_in_a_data_sheets_units(name):
     assert chip.flops_per_second == pytest.approx(wanted, rel=1e-6)
     links = chip.read_per_second, chip.within, chip.between, chip.per_node
     assert links == pytest.approx((read * 1e9, within / 2 * 1e9, between / 8 * 1e9, NODES.get(name, 8)))
-    # nvidia-smi shows GiB, of which error correction takes a part.
+    # The maker's tool shows GiB, of which error correction takes a part.
     assert 0.92 * sold < chip.memory_bytes / GIB <= sold
-    assert chip.name == name and chip.source.startswith("https://www.nvidia.com/en-us/")
+    maker = "amd.com/en" if name.startswith("mi") else "nvidia.com/en-us"
+    assert chip.name == name and chip.source.startswith(f"https://www.{maker}/")
     assert chip.family in ("volta", "ampere", "hopper")
 
 

@@ -81,7 +81,8 @@ PCIE = {"volta": 12, "ampere": 24, "hopper": 48}  # versions 3 to 5: 16, 32, 64 
 def _gpu(name, family, gib, read, within, between, page, per_node=8, host=0, **tera: float) -> Chip:
     """tera: 10^12 flops per second by format; read, within, between, host: 10^9 bytes per second, one direction."""
     rates = {kind: rate * 1e12 for kind, rate in tera.items()}
-    source = f"https://www.nvidia.com/en-us/{page if page.startswith('geforce') else f'data-center/{page}'}/"
+    nvidia = f"https://www.nvidia.com/en-us/{page if page.startswith('geforce') else f'data-center/{page}'}/"
+    source = page if page.startswith("https") else nvidia
     return Chip(
         name,
         family,
@@ -109,8 +110,16 @@ HOPPER = {"float32": 494.5, "bfloat16": 989, "float16": 989, "float8": 1979}
 BLACKWELL = {"float32": 1125, "bfloat16": 2250, "float16": 2250, "float8": 4500}
 GRACE_BLACKWELL = {"float32": 1250, "bfloat16": 2500, "float16": 2500, "float8": 5000}  # a rack's, by its 72 GPUs
 C2C = 337  # NVLink to the Grace processor's memory: three quarters of 450
-# T4 (Turing), L4 (Ada) and B200 (Blackwell) count with the family before theirs, because no whole run on them is
-# published. Between nodes: one network card per chip, of 100, 200, 400 Gbit/s as in the makers' reference systems.
+MI300X = "https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html"
+CDNA3 = {
+    "float32": 163.4,
+    "bfloat16": 1307.4,
+    "float16": 1307.4,
+    "float8": 2614.9,
+}  # float32 without TF32, as ROCm does
+# T4 (Turing), L4 (Ada) and B200 (Blackwell) count with the family before theirs, and MI300X with Hopper, because no
+# whole run on them is among the published ones. MI300X has a link to each other chip of its node. Between nodes: one
+# network card per chip, of 100, 200, 400 Gbit/s as in the makers' reference systems.
 CHIPS = {
     chip.name: chip
     for chip in (
@@ -130,6 +139,7 @@ CHIPS = {
         # Consumer cards: dense products that sum in float32 (NVIDIA's Ampere and Ada architecture papers); no NVLink.
         _gpu("rtx3090-24gb", "ampere", 24, 936, 16, 3.2, "geforce", 4, float32=35.6, bfloat16=71, float16=71),
         _gpu("rtx4090-24gb", "ampere", 24, 1008, 16, 3.2, "geforce", 4, float32=82.6, bfloat16=165.2, float16=165.2),
+        _gpu("mi300x-192gb", "hopper", 191.9, 5325, 7 * 64, 50, MI300X, **CDNA3),
         *map(_tpu, TPUS.values()),
     )
 }
