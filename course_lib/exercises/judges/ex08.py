@@ -90,11 +90,11 @@ def _halved(gradients, rows, k):
 
 def _one_array(answers, seed):
     several = [answer["gradients"] for answer in answers["streams"] if len(answer["gradients"]) > 2]
-    return bool(several) and all(np.array_equal(*gradients[:2]) for gradients in several)
+    return bool(several) and all(np.ndim(one) and np.array_equal(one, other) for one, other, *_ in several)
 
 
-def _divides_by_nothing(answers, seed):
-    return "ZeroDivisionError" in answers["stopped"]["error"]
+def _all_gradients(answers):
+    return [gradient for answer in answers["streams"] for gradient in answer["gradients"]]
 
 
 def _one_more_where_full(answers, seed):
@@ -127,7 +127,8 @@ GROUPS = question(
         "rows not multiplied": _each_is(lambda gradients, rows, k: gradients.sum(axis=0) / rows.sum()),
         "last one alone": _each_is(lambda gradients, rows, k: gradients[-1]),
         "halved each time": _each_is(_halved),
-        "empty group": _divides_by_nothing,
+        "empty group": lambda answers, seed: "ZeroDivisionError" in answers["stopped"]["error"],
+        "read twice": lambda answers, seed: not any(np.size(one) for one in _all_gradients(answers) if np.ndim(one)),
         "one group too many": _one_more_where_full,
     },
 )
@@ -573,7 +574,7 @@ def _weights_of(
     weight   rows -> a micro-batch's weight in the sum; count, in what the sum is divided by
     summed  what is summed over the replicas
     clip    (mean, clip_norm) -> gradient
-    late    local=True: each replica clips its own mean; sums=True: sums are clipped, and then divided;
+    late    local: each replica clips its sums over local(rows); sums=True: sums are clipped, and then divided;
             by: rows -> divisor; times: factor of the clipped gradient
     """
     (kernel, bias), groups = probes.replica_groups(seed)
@@ -586,9 +587,9 @@ def _weights_of(
                 x = np.hstack([x, np.ones_like(y)])
                 sums[replica] += weight(len(x)) * 2 * x.T @ (x @ weights[replica] - y[:, 0]) / len(x)
                 rows[replica] += count(len(x))
-        if late.get("local"):
-            sums = rows * np.array([clip(*both, clip_norm) for both in zip(sums / rows)])
-            clip = _as_it_is
+        if "local" in late:
+            whole = late["local"](rows)
+            sums, clip = whole * np.array([clip(part, clip_norm) for part in sums / whole]), _as_it_is
         sums, rows = (
             np.tile(part.sum(axis=0), (2, 1)) if name in summed else part
             for name, part in (("sums", sums), ("rows", rows))
@@ -666,7 +667,9 @@ REPLICAS = question(
     recognise={
         "every micro-batch": _summed_in_add,
         "never summed": _weights_are(summed=()),
-        "parts clipped": _weights_are(local=True),
+        "parts clipped": lambda answers, seed: any(
+            _weights_are(local=whole)(answers, seed) for whole in (_as_it_is, np.sum)
+        ),
         "sum clipped": _weights_are(sums=True),
         "each variable alone": _weights_are(clip=_variables_clipped),
         "unweighted": _weights_are(weight=lambda rows: 1),
