@@ -2,12 +2,13 @@
 
 import collections
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from course_lib import planner
 from course_lib.errors import CourseError
-from course_lib.planner import calibrate, layout_search, published_runs, tpu_memory
+from course_lib.planner import bfc_allocator, calibrate, layout_search, published_runs, tpu_memory
 from course_lib.planner.blocks import Block, Chain
 from course_lib.planner.calibration import Calibration
 from course_lib.planner.layout_search import Search
@@ -464,3 +465,25 @@ def test_the_names_near_an_unknown_chip(name, near):
         planner.find_chip(name)
     shown = str(refused.value).removeprefix(f"no chip is called {name!r}; near ones are ").removesuffix(".").split(", ")
     assert near and (shown == near or (name.startswith("H") and shown[0] == near[0]))
+
+
+def test_a_page_shows_the_note_and_escapes_it():
+    found = replace(by_hand(StepTime(1, 0)), note="a < b")
+    assert found._repr_html_().endswith("<p>a &lt; b</p>")
+    assert not replace(found, note="")._repr_html_().endswith("</p>")
+
+
+def test_a_model_without_heads_is_split_over_no_tensor_group():
+    chain = Chain("by hand", tuple(Block(f"layer {number}", 1000, flops=1e9) for number in range(4)), layers=4)
+    assert chain.heads == 0
+    found = list(layout_search.layouts(chain, planner.Cluster(A100, 8), 16, "mixed_bfloat16"))
+    assert {layout.tensor for layout in found} == {1} and {layout.pipeline for layout in found} == {1, 2, 4}
+
+
+def test_a_step_without_gradients_takes_what_its_operations_write():
+    """One operation writes 1,000 bytes, in whole pages; nothing is kept and no update follows."""
+    operation = SimpleNamespace(reads=(), writes=("out",), alias=False, in_place=False)
+    trace = SimpleNamespace(operations=[operation], tensors={"out": SimpleNamespace(bytes=3 * 2**20)})
+    taken = bfc_allocator.step_bytes(trace, [], [bfc_allocator.FIRST_REGION - 256])
+    more = bfc_allocator.step_bytes(trace, [], [bfc_allocator.FIRST_REGION - 256, 256])
+    assert taken == more == 3 * 2**20
