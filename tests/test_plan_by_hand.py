@@ -1,12 +1,14 @@
 """The planner's formulas, one at a time, against numbers worked out by hand; without a framework."""
 
 import collections
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from course_lib import planner
+from course_lib.cli import main
 from course_lib.errors import CourseError
 from course_lib.planner import bfc_allocator, calibrate, layout_search, published_runs, tpu_memory
 from course_lib.planner.blocks import Block, Chain
@@ -487,3 +489,17 @@ def test_a_step_without_gradients_takes_what_its_operations_write():
     taken = bfc_allocator.step_bytes(trace, [], [bfc_allocator.FIRST_REGION - 256])
     more = bfc_allocator.step_bytes(trace, [], [bfc_allocator.FIRST_REGION - 256, 256])
     assert taken == more == 3 * 2**20
+
+
+def test_a_search_says_what_a_whole_training_takes_with_its_best(capsys):
+    """100,000 steps of 8 sequences of 1,024 tokens, with the best layout's seconds a step."""
+    words = ["plan", "gpt2-124m", "--chip", "a100-80gb", "--chips", "2", "--batch", "8"]
+    words += ["--tokens", "819.2e6", "--price", "2"]
+    assert main([*words, "--json"]) == 0
+    hours = json.loads(capsys.readouterr().out)["ranked"][0]["step_seconds"]["total"] * 100_000 / 3600
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert (
+        f"8.19e+08 tokens: {hours:.3g} hours (" in said
+        and f"{2 * hours:.3g} of a chip, at 2 each {4 * hours:.3g}" in said
+    )

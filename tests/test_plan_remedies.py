@@ -240,7 +240,11 @@ def test_an_encoder_and_decoder_by_hand():
     assert block.parameters - own.parameters == 4 * 64 * 64 + 64
     assert block.flops - own.flops == 2 * (8 * 2 + 16 * 2) * 64 * 64  # queries and result; keys and values
     assert block.score_flops - own.score_flops == 2 * 2 * 8 * 16 * 64
+    assert block.split_parameters - own.split_parameters == 4 * 64 * 64
     assert block.kept_split - own.kept_split == 2 * 8 * 64 + 2 * 16 * 64
+    assert block.kept - own.kept == 2 * 8 * 64 and block.inputs == 8 * 64 + 16 * 64
+    assert block.exchanged - own.exchanged == 8 * 64 and block.operations > own.operations
+    assert chain.blocks[-1].inputs == 8 * 64
     assert chain.blocks[-1].logits == 8 * 100 and chain.tied == 6400
     assert planner.predict(chain, planner.Cluster(A100, 2), planner.Layout(pipeline=2), 2).fits
 
