@@ -194,6 +194,33 @@ def _n_times(rows, all_rows, replicas):
     return replicas / all_rows
 
 
+def _fixed_rows(answers, seed):
+    """Both steps divide by one number, whatever it is."""
+    replicas = len(answers["weights"][0])
+    _, _, steps = probes.linear_problem(seed, replicas)
+    _, losses = _linear_run(answers, seed)
+    divisor = sum(len(x) for x, _ in steps[0]) * losses[0] / answers["losses"][0]
+    return _step_of(*[lambda rows, all_rows, replicas: 1 / divisor] * 2)(answers, seed)
+
+
+def _other_length(answers, seed):
+    """The right losses, and steps that are longer or shorter by one factor, whatever it is."""
+    start, _, _ = probes.linear_problem(seed, len(answers["weights"][0]))
+    (first, _), _ = _linear_run(answers, seed)
+    moved, right = np.asarray(answers["weights"][0][0]) - start, first - start
+    times = float((moved * right).sum() / (right**2).sum())
+    return _step_of(lambda rows, all_rows, replicas: times / all_rows, _mean)(answers, seed)
+
+
+def _after_the_update(answers, seed):
+    """The right weights, and the losses that they have."""
+    weights, losses = _linear_run(answers, seed)[0], []
+    _, _, steps = probes.linear_problem(seed, len(answers["weights"][0]))
+    for after, shards in zip(weights, steps, strict=True):
+        losses.append(np.mean(np.concatenate([(x @ after - y) ** 2 for x, y in shards])))
+    return _weights_exact(answers, seed) is True and np.allclose(answers["losses"], losses, rtol=10 * FLOAT32, atol=0)
+
+
 def _called_outside_its_context(answers, seed):
     error = answers.get("stopped", {}).get("error", "")
     return "cross-replica context" in error or "Mixing different tf.distribute.Strategy" in error
@@ -222,6 +249,10 @@ REPLICA_STEP = question(
         "local mean returned": _step_of(_mean, lambda rows, all_rows, replicas: 1 / rows),
         "sum returned": _step_of(_mean, lambda rows, all_rows, replicas: 1),
         "global loss returned": _step_of(_mean, _n_times),
+        "loss after the update": _after_the_update,
+        "numbers counted": _step_of(*[lambda rows, all_rows, replicas: 1 / (3 * all_rows)] * 2),
+        "a fixed number of rows": _fixed_rows,
+        "another length": _other_length,
     },
 )
 
@@ -263,6 +294,18 @@ def _model_outside(answers, seed):
     if "stopped" in answers:  # building the optimizer for such a model under the scope fails with these words
         return "only be passed a variable created in this tf.distribute.Strategy.scope()" in answers["stopped"]["error"]
     return min(answers["model_copies"]) == 1 < answers["replicas"]
+
+
+def _other_numbers(answers, seed):
+    """As many rows as there are examples, and none of them is one."""
+    wanted = probes.rows(seed, probes.examples_of(seed, answers["replicas"]))
+    got = {tuple(row) for row in answers["examples"]}
+    return len(answers["examples"]) == len(wanted) and not got & {*map(tuple, wanted)}
+
+
+def _one_in_n(answers, seed):
+    examples, replicas = probes.examples_of(seed, answers["replicas"]), answers["replicas"]
+    return len(answers["examples"]) in (examples // replicas, math.ceil(examples / replicas))
 
 
 def _epochs(answers, seed):
@@ -307,6 +350,12 @@ PREPARE = question(
         "last batch dropped": lambda answers, seed: (
             len(answers["examples"]) == (4 * probes.local_batch(seed) * answers["replicas"])
         ),
+        "the picture's batch": lambda answers, seed: sum(rows for rows, _ in answers["first_shapes"]) == 64,
+        "one example in N": _one_in_n,
+        "other numbers": _other_numbers,
+        "another order": lambda answers, seed: (
+            answers.get("stopped", {}).get("error") == "TypeError: 'SGD' object is not iterable"
+        ),
     },
 )
 
@@ -342,11 +391,26 @@ def _curved(answers, seed):
     return (_at_first(answers, seed), _at_last(answers, seed)) == (True, True)
 
 
-def _rates_are(rate):
-    """Recognise the rates that rate(step, one_device_rate, replicas, warmup_steps) gives."""
-    return lambda answers, seed: np.allclose(
-        answers["rates"], [rate(*case) for case in probes.warm_ups(seed)], rtol=1e-6, atol=0
+def _rates_are(*rates):
+    """Recognise the rates that one of these gives: rate(step, one_device_rate, replicas, warmup_steps)."""
+    return lambda answers, seed: any(
+        np.allclose(answers["rates"], [rate(*case) for case in probes.warm_ups(seed)], rtol=1e-6, atol=0)
+        for rate in rates
     )
+
+
+def _from_one(last):
+    """The rate where step + 1 of last(warmup_steps) steps of the warm-up are done."""
+    return lambda step, one, replicas, warmup: one + (replicas - 1) * one * min((step + 1) / last(warmup), 1)
+
+
+def _falls_again(answers, seed):
+    cases = [(case[0] - case[3], rate, _rate(*case)) for case, rate in zip(probes.warm_ups(seed), answers["rates"])]
+    return all(rate < wanted if late > 0 else math.isclose(rate, wanted, rel_tol=1e-6) for late, rate, wanted in cases)
+
+
+def _rounded(decimals):
+    return lambda *case: round(_rate(*case), decimals)
 
 
 LEARNING_RATE = question(
@@ -361,6 +425,9 @@ LEARNING_RATE = question(
         Target("from warmup_steps on it is N times the one-device rate", _at_last),
     ),
     recognise={
+        "steps counted from 1": _rates_are(_from_one(lambda warmup: warmup), _from_one(lambda warmup: warmup + 1)),
+        "falls again": _falls_again,
+        "rounded": _rates_are(*map(_rounded, range(1, 6))),
         "a factor": _rates_are(lambda step, one, replicas, warmup: _rate(step, 1, replicas, warmup)),
         "curved": _curved,
     },
@@ -421,7 +488,7 @@ ALL_REDUCE_SECONDS = question(
     ),
     recognise={
         "one way": _half,
-        "level not rounded up": _levels(math.floor, float, round),
+        "level not rounded up": _levels(math.floor, float, round, lambda levels: math.ceil(2 * levels) / 2),
         "natural logarithm": _levels(
             lambda levels: levels * math.log(2), lambda levels: math.ceil(levels * math.log(2))
         ),
@@ -465,7 +532,11 @@ def _learned(answers, seed):
 
 
 def _nothing_leaked(answers, seed):
-    return answers["leaked"] <= 0.01 or f"{answers['leaked']:.0%} of the test examples are also training examples"
+    if answers["leaked"] > 0.01:
+        return f"{answers['leaked']:.0%} of the test examples are also training examples"
+    return answers["leaked_later"] <= 0.01 or (
+        f"{answers['leaked_later']:.0%} of the test examples of a later load_data() are training examples of an earlier"
+    )
 
 
 def _steps_for_batch(answers, batch):
@@ -476,6 +547,22 @@ def _steps_for_batch(answers, batch):
 def _some_held_out(answers, seed):
     full = answers["train_examples"] / probes.GLOBAL_BATCH
     return full / 2 < answers["steps_per_epoch"] < math.floor(full)
+
+
+def _stopped_by(*words):
+    """Recognise what stopped the probe by words in its error."""
+    return lambda answers, seed: any(word in answers.get("stopped", {}).get("error", "") for word in words)
+
+
+def _outside(answers, seed):
+    if "stopped" in answers:
+        return _stopped_by("_DefaultDistributionStrategy")(answers, seed)
+    return answers["replicas"] == 1 < answers["wanted_replicas"]
+
+
+def _rises(answers, seed):
+    losses = answers["losses"]
+    return len(losses) > 1 and losses[0] < losses[-1] and all(0 <= loss <= 1 for loss in losses)
 
 
 def _not_settled(answers, seed):
@@ -492,7 +579,7 @@ _TRAINED = {
     "train_examples": forms.size,
     "steps_per_epoch": forms.number,
     "losses": [forms.any_number],
-    **dict.fromkeys(("accuracy", "commonest", "leaked"), forms.share),
+    **dict.fromkeys(("accuracy", "commonest", "leaked", "leaked_later"), forms.share),
 }
 OWN_RUN = question(
     name="q6",
@@ -509,7 +596,7 @@ OWN_RUN = question(
         Target("no more than 1% of the test examples are also in the training data", _nothing_leaked),
     ),
     recognise={
-        "outside the scope": lambda answers, seed: answers["replicas"] == 1 < answers["wanted_replicas"],
+        "outside the scope": _outside,
         "another strategy": lambda answers, seed: answers["replicas"] > 1 and not answers["given_strategy"],
         "probabilities": lambda answers, seed: answers["probabilities"],
         "local batch of 128": lambda answers, seed: _steps_for_batch(
@@ -521,6 +608,14 @@ OWN_RUN = question(
         "examples held out": _some_held_out,
         "one epoch": lambda answers, seed: len(answers["losses"]) == 1,
         "tested on training data": lambda answers, seed: answers["leaked"] > 0.01,
+        "a new split at each call": lambda answers, seed: answers["leaked"] <= 0.01 < answers["leaked_later"],
+        "trained elsewhere": lambda answers, seed: (
+            answers["replicas"] == answers["wanted_replicas"] and not answers["ran_on_replicas"]
+        ),
+        "not compiled": _stopped_by("object has no attribute 'optimizer'"),
+        "history returned": _stopped_by("object of type 'History' has no len()"),
+        "one-hot labels": _stopped_by("one class number for each is wanted"),
+        "rising": _rises,
         "normalisation not settled": _not_settled,
     },
     takes_long=True,

@@ -6,6 +6,7 @@ Needs NumPy; TensorFlow for q2, q3 and q6. The inputs are functions of the seed.
 import numpy as np
 
 from course_lib.collectives import Network
+from course_lib.exercises.ask import Stopped
 from course_lib.exercises.probes.replicas import (
     are_identical,
     counted_runs,
@@ -22,11 +23,14 @@ LARGEST_FORWARD = 2048  # test examples that q6 is judged on, at most
 
 
 def rings(seed: int) -> list[list[np.ndarray]]:
-    """Workers' float32 buffers (n,) of small whole numbers, a tiny ring and a drawn one; the workers divide n."""
+    """Workers' float32 buffers (n,): a tiny ring of whole numbers, and a drawn one of quarters; the workers divide n.
+
+    Quarters add up exactly, in any order.
+    """
     rng = np.random.default_rng(seed)
     workers, chunk = int(rng.integers(4, 7)), int(rng.integers(2, 6))
     tiny = [np.arange(1, 7, dtype="float32") * scale for scale in (1, 10, 100)]
-    return [tiny, [rng.integers(1, 50, workers * chunk).astype("float32") for _ in range(workers)]]
+    return [tiny, [rng.integers(1, 200, workers * chunk).astype("float32") / 4 for _ in range(workers)]]
 
 
 class DoublingNetwork(Network):
@@ -51,8 +55,8 @@ def linear_problem(seed: int, replicas: int) -> tuple[np.ndarray, float, list[li
 
 
 def local_batch(seed: int) -> int:
-    """Rows that q3's replicas should each see in a step."""
-    return int(np.random.default_rng(seed).integers(3, 9))
+    """Rows that q3's replicas should each see in a step, never as many that a fixed number of the notebook's fits."""
+    return int(np.random.default_rng(seed).integers(5, 9))
 
 
 def examples_of(seed: int, replicas: int) -> int:
@@ -181,7 +185,10 @@ def probe_all_reduce_seconds(names, seed):
 
 def probe_training(names, seed):
     """The state that the learner's own distributed run leaves behind."""
-    x_train, y_train, x_test, y_test = (np.asarray(part) for part in names["load_data"]())
+    x_train, _, x_test, _ = _split(names["load_data"])
+    train_examples, seen = len(x_train), {*_rows(x_train)}
+    leaked = _share_in(seen, x_test)
+    del x_train
     strategy = mirrored_strategy()
     with counted_runs(strategy) as runs:
         model, losses = names["train"](strategy, seed % 1000)
@@ -189,9 +196,10 @@ def probe_training(names, seed):
         [copies_of(strategy, variable) for variable in variables]
         for variables in (model.trainable_variables, model.non_trainable_variables)
     )
+    _, _, x_test, y_test = _split(names["load_data"])
+    leaked_later = _share_in(seen, x_test)
     x_test, y_test = x_test[:LARGEST_FORWARD], y_test[:LARGEST_FORWARD].ravel()
     logits = np.asarray(model(x_test, training=False), "float64")
-    seen = {row.tobytes() for row in x_train.astype("float32")}
     return {
         "wanted_replicas": strategy.num_replicas_in_sync,
         "replicas": min(len(values) for values in copies),
@@ -202,10 +210,29 @@ def probe_training(names, seed):
         "probabilities": bool(np.allclose(logits.sum(axis=-1), 1, atol=1e-3) and (logits >= 0).all()),
         "identical": are_identical(copies),
         "statistics_identical": are_identical(statistics),
-        "train_examples": len(x_train),
+        "train_examples": train_examples,
         "steps_per_epoch": int(copies_of(strategy, model.optimizer.iterations)[0]) / max(len(losses), 1),
         "losses": [float(loss) for loss in losses],
         "accuracy": float(np.mean(logits.argmax(axis=-1) == y_test)),
         "commonest": float(np.unique(y_test, return_counts=True)[1].max() / len(y_test)),
-        "leaked": float(np.mean([row.tobytes() in seen for row in x_test.astype("float32")])),
+        "leaked": leaked,
+        "leaked_later": leaked_later,
     }
+
+
+def _split(load_data):
+    """The learner's arrays; there must be one label for each example."""
+    parts = [np.asarray(part) for part in load_data()]
+    for name, x, y in (("train", *parts[:2]), ("test", *parts[2:])):
+        if y.size != len(x):
+            line = f"y_{name} holds {y.size:,} numbers for {len(x):,} examples, and one class number for each is wanted"
+            raise Stopped("raised", line, line)
+    return parts
+
+
+def _rows(x):
+    return [row.tobytes() for row in x.astype("float32")]
+
+
+def _share_in(seen, x):
+    return float(np.mean([row in seen for row in _rows(x)]))
