@@ -5,11 +5,15 @@ import contextlib
 import keras
 
 
-def _train(in_scope=True, batch=128, epochs=1, rate=0.1, hidden=(), more_updates=0):
-    """A small classifier on the digits, with one thing wrong; more_updates are counted and, to be quick, not made."""
+def _train(in_scope=True, batch=128, epochs=1, rate=0.1, hidden=(), more_updates=0, change=lambda images: images):
+    """A small classifier on the digits, with one thing wrong; more_updates are counted and, to be quick, not made.
+
+    change  what is done to the images, and not by the model
+    """
 
     def train(strategy, images, labels):
         keras.utils.set_random_seed(0)
+        images = change(images)
         with strategy.scope() if in_scope else contextlib.nullcontext():
             layers = [
                 keras.Input(images.shape[1:]),
@@ -26,10 +30,29 @@ def _train(in_scope=True, batch=128, epochs=1, rate=0.1, hidden=(), more_updates
     return train
 
 
+def _copied(compiled):
+    """A mirrored model, compiled or not, gets the weights of another one, which was trained on one device."""
+
+    def train(strategy, images, labels):
+        trained = _train(in_scope=False)(strategy, images, labels)
+        with strategy.scope():
+            model = keras.models.clone_model(trained)
+            if compiled:
+                model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.set_weights(trained.get_weights())
+        return model
+
+    return train
+
+
 WRONG = {
     ("q4", "outside the scope"): _train(in_scope=False),
     ("q4", "over the budget"): _train(more_updates=700),
     ("q4", "diverged"): _train(rate=1e4, hidden=(16,)),
     ("q4", "learned by heart"): _train(batch=480, epochs=25, rate=0.3, hidden=(128,)),
     ("q4", "hardly trained"): _train(epochs=2, rate=0.03),
+    ("q4", "not learned yet"): _train(epochs=16, rate=0.03),
+    ("q4", "not compiled"): _copied(compiled=False),
+    ("q4", "trained elsewhere"): _copied(compiled=True),
+    ("q4", "other images"): _train(change=lambda images: images.repeat(2, axis=1).repeat(2, axis=2)),
 }

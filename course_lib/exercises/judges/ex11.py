@@ -1,15 +1,16 @@
-"""Exercise 11: a replica's input, a rate in updates, a resume, a run to 97%, scaling and its limit.
+"""Exercise 11: a rate in updates, a resume, a run to 97%, scaling and its limit; q1 is in ex11_input.
 
 Needs NumPy; the mistakes of q4 need no run to be recognised.
 """
 
+import itertools
 import math
-from collections import Counter
 
 import numpy as np
 
 from course_lib.exercises.given.trainer import Trainer
 from course_lib.exercises.judges import forms, question_maker
+from course_lib.exercises.judges.ex11_input import INPUT
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.probes import ex11 as probes
 from course_lib.exercises.question import Target
@@ -19,230 +20,6 @@ FLOAT64 = 1e-5  # relative: float64 throughout; its rounding is far smaller
 FLOAT32 = 1e-5  # of the peak: near its end a cosine in float32 has few digits left
 FLOOR, BUDGET = 0.97, 700  # of q4: test accuracy, updates
 PLAIN_EFFICIENCY = 1e-6  # relative: a median and two divisions
-
-
-# q1: a replica's input
-
-
-def _steps_of(epoch):
-    """Per step, the replicas' rows; replicas with fewer steps have empty ones."""
-    longest = max(len(steps) for steps in epoch["replicas"])
-    empty = np.array([], int)
-    return [[steps[at] if at < len(steps) else empty for steps in epoch["replicas"]] for at in range(longest)]
-
-
-def _rows_of(epoch):
-    return [int(row) for step in _steps_of(epoch) for rows in step for row in rows]
-
-
-def _epochs(answers, seed):
-    """The case, whether it is training, and the learner's epoch; of all cases and epochs, small ones first."""
-    for case, epochs in zip(probes.input_cases(seed), answers["cases"], strict=True):
-        for (_, training), epoch in zip(probes.EPOCHS, epochs, strict=True):
-            yield case, training, epoch
-
-
-def _setting(case, training=True):
-    batches = f"{case['rows']} rows in global batches of {case['global_batch']} on {case['replicas']} replicas"
-    return batches + ("" if training else ", in testing")
-
-
-def _every_row_once(answers, seed):
-    for case, training, epoch in _epochs(answers, seed):
-        seen, setting = Counter(_rows_of(epoch)), _setting(case, training)
-        if strange := [row for row in seen if not 0 <= row < case["rows"]]:
-            return f"{setting}: there is no row {strange[0]}"
-        if missing := case["rows"] - len(seen):
-            return f"{setting}: {missing} of the rows reach no replica"
-        if double := sum(count > 1 for count in seen.values()):
-            return f"{setting}: {double} of the rows come more than once in an epoch"
-    return True
-
-
-def _even_shares(answers, seed):
-    for case, training, epoch in _epochs(answers, seed):
-        whole, last = divmod(case["rows"], case["global_batch"])
-        sizes = [[len(rows) for rows in step] for step in _steps_of(epoch)]
-        totals, setting = [sum(step) for step in sizes], _setting(case, training)
-        if totals != [case["global_batch"]] * whole + [last] * bool(last):
-            return f"{setting}: your steps have {totals} rows"
-        if odd := [step for step in sizes if max(step) - min(step) > 1]:
-            return f"{setting}: a step's rows are shared out as {odd[0]}"
-    return True
-
-
-def _order_by_epoch(answers, seed):
-    first, second, again, test = answers["cases"][-1]
-    if _rows_of(first) != _rows_of(again):
-        return "epoch 0, asked for again, comes in another order"
-    if _rows_of(first) == _rows_of(second):
-        return "epochs 0 and 1 come in the same order"
-    return _in_order(test) or "in testing a replica's rows are not in the arrays' order"
-
-
-def _in_order(epoch):
-    return all((np.diff(np.concatenate(steps)) > 0).all() for steps in epoch["replicas"] if steps)
-
-
-def _labels_fit(answers, seed):
-    fit = all(epoch["labels_fit"] for _, _, epoch in _epochs(answers, seed))
-    return fit or "some images come with the label of another one"
-
-
-def _augmented_in_training_alone(answers, seed):
-    for _, training, epoch in _epochs(answers, seed):
-        if epoch["augmented"] != float(training):
-            return f"{epoch['augmented']:.0%} of the images are augmented in {'training' if training else 'testing'}"
-    return True
-
-
-def _keys(epoch):
-    return [tuple(key) for keys in epoch["keys"] for key in keys]
-
-
-def _own_keys(answers, seed):
-    for case, (first, second, again, test) in zip(probes.input_cases(seed), answers["cases"], strict=True):
-        if _keys(test) or _keys(first) != _keys(again):
-            return "testing has keys, or the same epoch has others when it is asked for again"
-        batches = sum(len(rows) > 0 for steps in first["replicas"] for rows in steps)
-        if len(_keys(first)) < batches:
-            return f"{_setting(case)}: {len(_keys(first))} of {batches} local batches are augmented with a key"
-        keys = _keys(first) + _keys(second)
-        if shared := len(keys) - len(set(keys)):
-            return f"{_setting(case)}: {shared} local batches of two epochs share their key with another one"
-    return True
-
-
-def _another_order_each_time(answers, seed):
-    first, _, again, _ = answers["cases"][-1]
-    return _rows_of(first) != _rows_of(again)
-
-
-def _in_every_epoch(fits):
-    """Recognise answers by fits(case, steps, rows) of all epochs: its steps with rows in them, and their rows."""
-
-    def recognise(answers, seed):
-        epochs = [(case, _steps_of(epoch), _rows_of(epoch)) for case, _, epoch in _epochs(answers, seed)]
-        return all(fits(case, [step for step in steps if any(map(len, step))], rows) for case, steps, rows in epochs)
-
-    return recognise
-
-
-def _last_rows_dropped(case, steps, rows):
-    full = case["rows"] // case["global_batch"]
-    return len(set(rows)) == len(rows) == full * case["global_batch"] and len(steps) == full
-
-
-def _leftovers_dropped(case, steps, rows):
-    """In each step every replica has the same number of rows, which `//` gives."""
-    starts = range(0, case["rows"], case["global_batch"])
-    shares = [min(case["global_batch"], case["rows"] - start) // case["replicas"] for start in starts]
-    return [[*map(len, step)] for step in steps] == [[share] * case["replicas"] for share in shares if share]
-
-
-def _filled_up(case, steps, rows):
-    return len(set(rows)) == case["rows"] and {sum(map(len, step)) for step in steps} == {case["global_batch"]}
-
-
-def _whole_batches(case, steps, rows):
-    """Each row is on one replica, and each replica's own steps are of global_batch rows but for its last."""
-    return sorted(rows) == [*range(case["rows"])] and all(
-        {len(step[replica]) for step in steps[:-1]} <= {case["global_batch"]}
-        and len(steps[-1][replica]) <= case["global_batch"]
-        for replica in range(case["replicas"])
-    )
-
-
-def _last_unevenly(case, steps, rows):
-    full = case["rows"] // case["global_batch"]
-    sizes = [[*map(len, step)] for step in steps]
-    return (
-        sorted(rows) == [*range(case["rows"])]
-        and sizes[:full] == [[case["global_batch"] // case["replicas"]] * case["replicas"]] * full
-    )
-
-
-def _own_orders(answers, seed):
-    """Training has the right number of rows and not each once, and testing has."""
-    everything = [*range(probes.drawn_input(seed)["rows"])]
-    first, _, _, test = map(sorted, map(_rows_of, answers["cases"][-1]))
-    return test == everything != first and len(first) == len(everything)
-
-
-def _one_key_per(of):
-    """Recognise keys that are alike where of(epoch, replica, step) is, and nowhere else; of rows that are right."""
-
-    def recognise(answers, seed):
-        if not _shared_out(answers, seed):
-            return False
-        groups = {}
-        for number, epoch in enumerate(answers["cases"][-1][:2]):
-            for replica, own in enumerate(epoch["keys"]):
-                for step, key in enumerate(own):
-                    groups.setdefault(of(number, replica, step), set()).add(tuple(key))
-        keys = set().union(*groups.values())
-        return bool(keys) and len(keys) == len(groups) == sum(map(len, groups.values()))
-
-    return recognise
-
-
-def _shared_out(answers, seed):
-    return _every_row_once(answers, seed) is True and _even_shares(answers, seed) is True
-
-
-def _of_last(fits):
-    """Recognise answers by the epochs of their last case."""
-    return lambda answers, seed: fits(*answers["cases"][-1])
-
-
-_EPOCH = {"replicas": [[forms.array]], "labels_fit": forms.flag, "augmented": forms.number, "keys": [[[forms.whole]]]}
-INPUT = question(
-    name="q1",
-    title="A replica's input",
-    asks_for=("replica_batches",),
-    probe=probes.probe_batches,
-    form={"cases": [(_EPOCH,) * len(probes.EPOCHS)]},
-    targets=(
-        Target("in every epoch each row reaches exactly one replica, the last ones included", _every_row_once),
-        Target("a step has global_batch rows, the last one the rest; shares differ by one row at most", _even_shares),
-        Target("each epoch has its own order, the same when asked again; in testing rows keep theirs", _order_by_epoch),
-        Target("every image comes with its own label", _labels_fit),
-        Target("all training images are augmented, and no test image", _augmented_in_training_alone),
-        Target("each local batch of two epochs has its own key", _own_keys),
-    ),
-    recognise={
-        "no seed": _another_order_each_time,
-        "last rows dropped": _in_every_epoch(_last_rows_dropped),
-        "leftovers dropped": _in_every_epoch(_leftovers_dropped),
-        "filled up": _in_every_epoch(_filled_up),
-        "not sharded": _in_every_epoch(
-            lambda case, steps, rows: (
-                all(len(own) == len(step[0]) for step in steps for own in step)
-                and len(rows) >= case["replicas"] * (case["rows"] // case["global_batch"] * case["global_batch"])
-            )
-        ),
-        "an order for each replica": _own_orders,
-        "labels left behind": lambda answers, seed: (
-            _every_row_once(answers, seed) is True is not _labels_fit(answers, seed)
-        ),
-        "never shuffled": _of_last(lambda first, second, *_: _in_order(first) and _in_order(second)),
-        "the same order in every epoch": _of_last(lambda first, second, *_: _rows_of(first) == _rows_of(second)),
-        "shuffled in testing": _of_last(lambda *epochs: not _in_order(epochs[-1])),
-        "augmented in testing": _of_last(lambda *epochs: [epoch["augmented"] for epoch in epochs] == [1] * 4),
-        "result not used": _of_last(lambda first, *_: bool(_keys(first)) and first["augmented"] == 0),
-        "not augmented": _of_last(lambda first, *_: not _keys(first) and first["augmented"] == 0),
-        "one key for all replicas": _one_key_per(lambda epoch, replica, step: (epoch, step)),
-        "a key without the epoch": _one_key_per(lambda epoch, replica, step: (replica, step)),
-        "a key for all steps": _one_key_per(lambda epoch, replica, step: (epoch, replica)),
-        "keys that meet": lambda answers, seed: (
-            _shared_out(answers, seed) and "share their key" in str(_own_keys(answers, seed))
-        ),
-        "a replica takes whole batches": _in_every_epoch(_whole_batches),
-        "last batch uneven": lambda answers, seed: (
-            _even_shares(answers, seed) is not True and _in_every_epoch(_last_unevenly)(answers, seed)
-        ),
-    },
-)
 
 
 # q2: a rate in updates
@@ -259,9 +36,9 @@ def _phase(run, step):
     return "warm-up" if step // run["micro_batches"] < _lengths(run)[1] else "decay"
 
 
-def _wanted_rate(step, run, most=math.inf):
+def _wanted_rate(step, run, most=math.inf, lengths=_lengths):
     """The rate of a micro-step; most: how much of the decay may pass."""
-    factor, warmup, total = _lengths(run)
+    factor, warmup, total = lengths(run)
     update = step // run["micro_batches"]
     if update < warmup:
         return run["base_rate"] * (1 + (factor - 1) * update / warmup)
@@ -322,6 +99,32 @@ def _rates_are(step_of=lambda step, run: step, **changed):
     return recognise
 
 
+def _rest_kept(answers, seed):
+    """An epoch has as many updates as its examples or its micro-batches give, with a part of one."""
+
+    def lengths(unit, whole):
+        def of(run):
+            update = run["local_batch"] * run["replicas"] * run["micro_batches"]
+            per_epoch = run["examples"] // unit(run) * unit(run) / update
+            warmup, total = (run[name] * per_epoch for name in ("warmup_epochs", "epochs"))
+            return update / run["base_batch"], whole(warmup), whole(total)
+
+        return of
+
+    ways = itertools.product(
+        (lambda run: 1, lambda run: run["local_batch"] * run["replicas"]), (float, math.floor, math.ceil)
+    )
+    return any(
+        np.allclose(
+            answers["rates"],
+            [_wanted_rate(*case, lengths=lengths(*way)) for case in probes.rate_cases(seed)],
+            rtol=1e-4,
+            atol=1e-6,
+        )
+        for way in ways
+    )
+
+
 def _update(step, run):
     return step // run["micro_batches"]
 
@@ -350,6 +153,7 @@ RATE = question(
         "replicas forgotten": _rates_are(replicas=1),
         "one local batch": _rates_are(_update, micro_batches=1, replicas=1),
         "no warm-up": _rates_are(warmup_epochs=0),
+        "the rest kept": _rest_kept,
         "parts of updates": _changes_in_a_group,
     },
 )
@@ -381,6 +185,16 @@ def _same_losses(which, said):
     return holds
 
 
+def _off_by(answers, seed):
+    """The largest distance of a resumed run's losses from the undisturbed one's, over the largest of these."""
+    wanted = [_undisturbed(seed, before)[0] for before in probes.kills(seed)]
+    return max(np.abs(np.subtract(one["resumed"], own)).max() / max(own) for one, own in zip(answers["kills"], wanted))
+
+
+def _not_plain(answers, seed):
+    return answers.get("stopped", {}).get("error", "").startswith("what save returns cannot be written to a file")
+
+
 def _same_end(answers, seed):
     for before, answer in zip(probes.kills(seed), answers["kills"], strict=True):
         _, trainer = _undisturbed(seed, before)
@@ -408,6 +222,11 @@ RESUME = question(
         Target("so are the weights, and the number of updates, at the end", _same_end),
         Target("the saved run goes on undisturbed", _same_losses("continued", "saved")),
     ),
+    recognise={
+        "not plain": _not_plain,
+        "digits lost": lambda answers, seed: FLOAT64 < _off_by(answers, seed) < 0.01,
+        "saving disturbs": lambda answers, seed: _same_losses("continued", "saved")(answers, seed) is not True,
+    },
 )
 
 
@@ -417,6 +236,8 @@ RESUME = question(
 def _on_all_replicas(answers, seed):
     if answers["replicas"] != answers["wanted_replicas"]:
         return f"a weight has {answers['replicas']} of {answers['wanted_replicas']} copies"
+    if not answers["ran_on_replicas"]:
+        return "no step ran on the strategy's replicas"
     return answers["identical"] or "the copies differ"
 
 
@@ -426,6 +247,17 @@ def _within_budget(answers, seed):
 
 def _reaches_floor(answers, seed):
     return answers["test_accuracy"] >= FLOOR or f"yours is {answers['test_accuracy']:.1%}"
+
+
+def _stopped_by(words):
+    """Recognise what stopped the probe by words in its error."""
+    return lambda answers, seed: words in answers.get("stopped", {}).get("error", "")
+
+
+def _outside(answers, seed):
+    if "stopped" in answers:
+        return _stopped_by("_DefaultDistributionStrategy")(answers, seed)
+    return answers["replicas"] == 1 < answers["wanted_replicas"]
 
 
 def _by_heart(answers, seed):
@@ -440,8 +272,8 @@ RUN = question(
     form={
         "wanted_replicas": forms.replicas,
         "replicas": forms.whole,
-        "identical": forms.flag,
-        "updates": forms.count,
+        **dict.fromkeys(("identical", "ran_on_replicas"), forms.flag),
+        "updates": forms.size,
         "finite": forms.flag,
         "train_accuracy": forms.share,
         "test_accuracy": forms.share,
@@ -455,11 +287,15 @@ RUN = question(
         Target(f"at least {FLOOR:.0%} of the test images are right", _reaches_floor),
     ),
     recognise={
-        "outside the scope": lambda answers, seed: answers["replicas"] == 1 < answers["wanted_replicas"],
+        "outside the scope": _outside,
+        "not compiled": _stopped_by("object has no attribute 'optimizer'"),
+        "other images": _stopped_by("does not take such images as train is given"),
+        "trained elsewhere": lambda answers, seed: not answers["ran_on_replicas"],
         "over the budget": lambda answers, seed: answers["updates"] > BUDGET,
         "diverged": lambda answers, seed: not answers["finite"] or answers["train_accuracy"] < 0.3,
         "learned by heart": _by_heart,
         "hardly trained": lambda answers, seed: answers["updates"] < BUDGET / 4 and answers["test_accuracy"] < FLOOR,
+        "not learned yet": lambda answers, seed: answers["train_accuracy"] < 0.99 and answers["test_accuracy"] < FLOOR,
     },
 )
 
@@ -558,6 +394,26 @@ def _gains_are(other):
     return recognise
 
 
+def _gains_without_a_limit(answers, seed):
+    """As if the side that became faster were still the slower one."""
+    gains = []
+    for parts in probes.loops_to_judge(seed):
+        best = _best_part(parts)
+        gains.append(
+            2.0 if best == "input" else 1 / (1 - parts[best] / 2 / (parts["compute"] + parts["communication"]))
+        )
+    return _names_the_limit(answers, seed) is True and np.allclose(answers["gains"], gains)
+
+
+def _without_one(answers, seed):
+    counts = [
+        [many for many, _ in found[kind]] == sorted({many for many, _ in times} - {1})
+        for (times, _), found in zip(probes.benchmarks(seed), answers["found"], strict=True)
+        for kind in ("strong", "weak")
+    ]
+    return all(counts)
+
+
 _EFFICIENCIES = [(forms.whole, forms.number)]
 SCALING = question(
     name="q5",
@@ -578,6 +434,9 @@ SCALING = question(
         Target("how many times as fast the loop is then", _says_the_gain),
     ),
     recognise={
+        "one replica left out": _without_one,
+        "not timed": lambda answers, seed: answers.get("stopped", {}).get("error", "").startswith("KeyError: ("),
+        "other side forgotten": _gains_without_a_limit,
         "speed-up for strong": _efficiencies_are(strong=lambda s, many, local, large: s[1, large] / s[many, large]),
         "weak divided again": _efficiencies_are(weak=lambda s, many, *batches: _weak(s, many, *batches) / many),
         "speed-up for weak": _efficiencies_are(weak=lambda s, many, *batches: _weak(s, many, *batches) * many),

@@ -12,10 +12,11 @@ from course_lib.exercises.ask import Stopped
 from course_lib.exercises.given.capstone_cases import PARTS, WARMUP, digits_case, loops, measured
 from course_lib.exercises.given.trainer import Trainer
 from course_lib.exercises.probes.cases import shuffled
-from course_lib.exercises.probes.replicas import are_identical, mirrored_strategy
+from course_lib.exercises.probes.replicas import are_identical, counted_runs, mirrored_strategy
 from course_lib.exercises.probes.state import copies_of
 
 EPOCHS = ((0, True), (1, True), (0, True), (0, False))  # of q1: (epoch, training), one of them asked for again
+LATER = (*range(2, 13), 100, 256, 1000)  # epochs of training that q1's drawn case is asked for too
 MARK = 0.5  # what q1's augmentation adds to every pixel
 AFTER = 40  # micro-batches that q3's run goes on for
 
@@ -24,14 +25,14 @@ AFTER = 40  # micro-batches that q3's run goes on for
 
 
 def input_cases(seed: int) -> list[dict[str, int]]:
-    """q1's sizes: small ones, with a last batch of one row, of most, and a full one; and a drawn one.
-
-    The drawn one has so many rows that no two of its orders are alike by chance.
+    """q1's sizes: small ones, with a last batch of one row, of most, and a full one; many replicas; many steps; a drawn
+    one, with so many rows that no two of its orders are alike by chance.
     """
     small = [
         {"replicas": replicas, "global_batch": batch, "rows": rows} for replicas, batch, rows in ((2, 2, 3), (3, 6, 17))
     ]
-    return [*small, {"replicas": 2, "global_batch": 4, "rows": 8}, drawn_input(seed)]
+    large = [{"replicas": 12, "global_batch": 24, "rows": 61}, {"replicas": 2, "global_batch": 2, "rows": 263}]
+    return [*small, {"replicas": 2, "global_batch": 4, "rows": 8}, *large, drawn_input(seed)]
 
 
 def drawn_input(seed: int) -> dict[str, int]:
@@ -45,10 +46,10 @@ def drawn_input(seed: int) -> dict[str, int]:
 
 def probe_batches(names, seed):
     """Who saw which rows in each case's epochs, with which keys they were augmented, and whether labels fit."""
+    replica_batches, drawn = names["replica_batches"], drawn_input(seed)
     return {
-        "cases": [
-            [_one_epoch(names["replica_batches"], case, *epoch) for epoch in EPOCHS] for case in input_cases(seed)
-        ]
+        "cases": [[_one_epoch(replica_batches, case, *epoch) for epoch in EPOCHS] for case in input_cases(seed)],
+        "later": [_one_epoch(replica_batches, drawn, epoch, True) for epoch in LATER],
     }
 
 
@@ -60,16 +61,19 @@ def _one_epoch(replica_batches, case, epoch, training):
         keys[replica].append([int(number) for number in np.ravel(key)])
         return local_images + np.float32(MARK)
 
-    replicas, fit, marked = [], True, []
+    replicas, fit, kept, marked = [], True, True, []
     for replica in range(case["replicas"]):
+        given, labels = images.copy(), 3 * ids
         steps = replica_batches(
-            images.copy(), 3 * ids, case["global_batch"], case["replicas"], replica, epoch, training, augment
+            given, labels, case["global_batch"], case["replicas"], replica, epoch, training, augment
         )
         pairs = [(np.asarray(x), np.asarray(y)) for x, y in steps]
+        kept = kept and np.array_equal(given, images) and np.array_equal(labels, 3 * ids)
         replicas.append([np.floor(x[:, 0, 0, 0]).astype(int) for x, _ in pairs])
         fit = fit and all(np.array_equal(3 * seen, y) for seen, (_, y) in zip(replicas[-1], pairs))
         marked += [bool(pixel % 1) for x, _ in pairs for pixel in x[:, 0, 0, 0]]
-    return {"replicas": replicas, "labels_fit": fit, "augmented": float(np.mean(marked)), "keys": keys}
+    augmented = float(np.mean(marked))
+    return {"replicas": replicas, "labels_fit": fit, "arrays_kept": kept, "augmented": augmented, "keys": keys}
 
 
 # q2: a rate in updates
@@ -98,7 +102,7 @@ def rate_cases(seed: int) -> list[tuple[int, dict]]:
     for _ in range(2):
         run = {
             "base_rate": float(rng.uniform(0.01, 0.1)),
-            "base_batch": 32,
+            "base_batch": int(rng.choice([28, 44, 52])),  # divides no update's examples
             "local_batch": int(rng.choice([16, 64])),
             "replicas": int(rng.choice([2, 4, 8])),
             "micro_batches": int(rng.integers(2, 6)),
@@ -178,15 +182,14 @@ def probe_training(names, seed):
     """What q4's run leaves on the replicas, how many updates it took, and how many answers are right."""
     strategy = mirrored_strategy()
     (x, y), (test_x, test_y) = digits_case(seed)
-    model = names["train"](strategy, x.copy(), y.copy())
+    with counted_runs(strategy) as runs:
+        model = names["train"](strategy, x.copy(), y.copy())
     copies = [copies_of(strategy, variable) for variable in model.trainable_variables]
-    logits = {
-        name: np.asarray(model.predict(images, batch_size=120, verbose=0))
-        for name, images in (("train", x), ("test", test_x))
-    }
+    logits = {name: _logits(model, images) for name, images in (("train", x), ("test", test_x))}
     return {
         "wanted_replicas": strategy.num_replicas_in_sync,
         "replicas": min(len(values) for values in copies),
+        "ran_on_replicas": runs() > 0,
         "identical": are_identical(copies),
         "updates": int(copies_of(strategy, model.optimizer.iterations)[0]),
         "finite": bool(np.isfinite(logits["test"]).all()),
@@ -194,6 +197,14 @@ def probe_training(names, seed):
         "test_accuracy": _accuracy(logits["test"], test_y),
         "first_answers": np.argmax(logits["test"][:20], axis=-1),
     }
+
+
+def _logits(model, images):
+    try:
+        return np.asarray(model.predict(images, batch_size=120, verbose=0))
+    except ValueError as error:
+        line = f"the model that train returns does not take such images as train is given ({error!s:.200})"
+        raise Stopped("raised", line, line) from None
 
 
 def _accuracy(logits, labels) -> float:
@@ -209,7 +220,8 @@ def benchmarks(seed: int) -> list[tuple[dict[tuple[int, int], list[float]], int]
     They have an even number of other steps and an odd one, and other numbers of replicas.
     """
     rng = np.random.default_rng(seed)
-    cases = [({(2, 8): [9.0, 5.0, 5.0], (1, 4): [9.0, 2.0, 4.0], (1, 8): [9.0, 4.0, 4.0]}, 1)]
+    by_hand = {(2, 8): [9.0, 5.0, 5.0, 5.0, 5.0], (1, 4): [9.0, 2.0, 4.0, 4.0, 2.0], (1, 8): [9.0, 4.0, 4.0, 4.0, 4.0]}
+    cases = [(by_hand, 1)]
     for place, left_out in enumerate(rng.choice([2, 4, 8], size=2, replace=False)):
         times = [case for case in measured(seed + place).items() if case[0][0] != left_out]
         times = {case: steps[: -place or None] for case, steps in shuffled(rng, times)}
