@@ -36,7 +36,7 @@ def _copied(compiled):
     def train(strategy, images, labels):
         trained = _train(in_scope=False)(strategy, images, labels)
         with strategy.scope():
-            model = keras.models.clone_model(trained)
+            model = keras.Sequential.from_config(trained.get_config())
             if compiled:
                 model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         model.set_weights(trained.get_weights())

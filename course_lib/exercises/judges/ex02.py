@@ -108,7 +108,7 @@ REDUCE_SCATTER = question(
     form={"rings": [_RING]},
     targets=(
         Target("worker w returns chunk w of the sum", _on_each_ring(_chunks_complete)),
-        Target("every worker sends (N-1)/N of the buffer", _on_each_ring(_few_bytes)),
+        Target("every worker sends (N-1)/N of its buffer's bytes", _on_each_ring(_few_bytes)),
         Target("N-1 rounds", _on_each_ring(_few_rounds)),
         Target("every message goes one worker to the right", _on_each_ring(_to_the_right)),
         Target("a worker uses its own buffer and what it received, nothing else", _on_each_ring(_made_of_messages)),

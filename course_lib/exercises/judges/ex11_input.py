@@ -256,7 +256,7 @@ INPUT = question(
         Target("every image comes with its own label", _labels_fit),
         Target("the arrays that it is given stay as they are", _arrays_kept),
         Target("all training images are augmented, and no test image", _augmented_in_training_alone),
-        Target("each local batch of an epoch, and of several, has its own key", _own_keys),
+        Target("no two local batches share a key, in any epoch", _own_keys),
     ),
     recognise={
         "no seed": _another_order_each_time,
