@@ -123,7 +123,7 @@ def _own_keys(answers, seed):
 
 
 def _several_in_one(answers, seed):
-    """Local batches share keys, and those that do differ in two or three of epoch, replica and step."""
+    """Local batches share keys, and no two that do have two of epoch, replica and step in common."""
     sharing = False
     for epochs in [_trained(answers), *({0: first, 1: second} for first, second, *_ in answers["cases"])]:
         groups = {}
@@ -131,10 +131,11 @@ def _several_in_one(answers, seed):
             for replica, own in enumerate(of_epoch["keys"]):
                 for step, key in enumerate(own):
                     groups.setdefault(tuple(key), []).append((epoch, replica, step))
-        pairs = [pair for group in groups.values() for pair in itertools.combinations(group, 2)]
-        if any(sum(one != other for one, other in zip(*pair)) < 2 for pair in pairs):
-            return False
-        sharing = sharing or bool(pairs)
+        for group in groups.values():
+            for two in itertools.combinations(range(3), 2):
+                if len({tuple(place[at] for at in two) for place in group}) < len(group):
+                    return False
+            sharing = sharing or len(group) > 1
     return sharing and _shared_out(answers, seed)
 
 
@@ -168,13 +169,9 @@ def _leftovers_dropped(case, steps, rows):
 def _filled_up(case, steps, rows):
     """The last step has global_batch rows, or so many that the replicas divide them."""
     whole, last = divmod(case["rows"], case["global_batch"])
-    filled = ({case["global_batch"]}, {math.ceil(last / case["replicas"]) * case["replicas"]})
-    totals = [sum(map(len, step)) for step in steps]
-    return (
-        len(set(rows)) == case["rows"]
-        and totals[:whole] == [case["global_batch"]] * whole
-        and (not totals[whole:] if not last else {*totals[whole:]} in filled and len(totals) == whole + 1)
-    )
+    totals, full = [sum(map(len, step)) for step in steps], [case["global_batch"]]
+    ends = (full, [math.ceil(last / case["replicas"]) * case["replicas"]]) if last else ([],)
+    return len(set(rows)) == case["rows"] and totals in [full * whole + end for end in ends]
 
 
 def _whole_batches(case, steps, rows):
