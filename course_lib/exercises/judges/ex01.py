@@ -322,7 +322,7 @@ def _next_batches(run, steps_per_call, batches):
 def _mean_loss(run, steps_per_call, batches):
     wanted = batches[: 2 * steps_per_call].mean(axis=1).reshape(2, -1).mean(axis=1)
     if np.allclose(run["losses"], wanted, rtol=1e-5, atol=0):
-        return None if all(run["tensors"]) else "yours is no float32 scalar tensor"
+        return None if all(run["tensors"]) else "yours is no tensor"
     if steps_per_call == 2:
         one, two, three, four = batches.mean(axis=1)[:4]
         given = " and ".join(f"{loss:.4g}" for loss in run["losses"])
@@ -388,13 +388,7 @@ MULTI_STEP = question(
         "pulled by Python": _every_run(
             lambda run, _: run["pulled_by_python"] > 0 and run["python_runs"][0] == run["python_runs"][1]
         ),
-        "traced at every call": _every_run(
-            lambda run, asked: (
-                run["pulled_by_python"] == 0
-                and run["python_runs"][1] == 2 * run["python_runs"][0]
-                and run["python_runs"][0] <= 2
-            )
-        ),
+        "traced at every call": _every_run(lambda run, asked: run["python_runs"][1] == 2 * run["python_runs"][0] <= 4),
         "no tensor": _every_run(lambda run, _: not any(run["tensors"])),
         "a batch ahead": lambda answers, seed: all(
             len(batches) - run["batches_left"] == 2 * (steps + 1) and run["steps"] == [steps, 2 * steps]

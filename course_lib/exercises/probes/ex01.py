@@ -201,8 +201,7 @@ def _two_calls(make_multi_step, steps_per_call, batches):
     seen = []
     for _ in range(2):
         loss = multi_step(iterator)
-        scalar = tf.is_tensor(loss) and loss.dtype == tf.float32 and loss.shape.rank == 0
-        seen.append([float(loss), bool(scalar), int(steps), float(total), len(python_runs)])
+        seen.append([float(loss), tf.is_tensor(loss), int(steps), float(total), len(python_runs)])
     in_python, left = len(pulled), sum(1 for _ in iterator)
     keys = ("losses", "tensors", "steps", "totals", "python_runs")
     return {**dict(zip(keys, map(list, zip(*seen)))), "batches_left": left, "pulled_by_python": in_python}

@@ -70,9 +70,7 @@ def _trace(rng, input, compute, all_reduce, pieces=1, before=0.0, first=1, stall
         now = add_part("compute", compute * jitter[1] * (first if number == 0 else 1), now, replicas, pieces)
         now = add_part("all-reduce", all_reduce * jitter[2], now, replicas)
         add("train", "python", begin, now - begin)
-        add(
-            f"{KINDS[number % 3]}/queue", "python", begin, 0.9 * (now - begin)
-        )  # another name, which has a kind's in it
+        add(f"{KINDS[number % 3]}/queue", "python", begin, 0.9 * (now - begin))  # a kind's name is a part of this one
         for kind in KINDS:
             add(kind, replicas[0] if kind != "input" else "python", now + 0.05, rng.uniform(0.1, 0.3))
         now += 0.5

@@ -176,7 +176,7 @@ class _Bench:
         if big_step(self.model, self.new_optimizer(), loss, x, y, SMALL["micro_batch"]) is None:
             raise CourseError("big_step returned nothing: return the mean loss over all rows.")
         small_rows = max((rows for _, rows, _ in passes), default=0)
-        for _ in range(2):  # by chance a graph's operations meet, and one that frees its memory comes a little late
+        for _ in range(2):  # in a graph, what frees memory may by chance run a little late
             self.model.set_weights(self.first)
             optimizer = self.new_optimizer()
             passes.clear()
