@@ -388,7 +388,11 @@ MULTI_STEP = question(
         "pulled by Python": _every_run(
             lambda run, _: run["pulled_by_python"] > 0 and run["python_runs"][0] == run["python_runs"][1]
         ),
-        "traced at every call": _every_run(lambda run, asked: run["python_runs"][1] == 2 * run["python_runs"][0] <= 4),
+        "traced at every call": _every_run(
+            lambda run, asked: (
+                run["steps"] == [asked, 2 * asked] and run["python_runs"][1] == 2 * run["python_runs"][0] <= 4
+            )
+        ),
         "no tensor": _every_run(lambda run, _: not any(run["tensors"])),
         "a batch ahead": lambda answers, seed: all(
             len(batches) - run["batches_left"] == 2 * (steps + 1) and run["steps"] == [steps, 2 * steps]
