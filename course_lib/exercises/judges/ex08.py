@@ -97,10 +97,11 @@ def _all_gradients(answers):
     return [gradient for answer in answers["streams"] for gradient in answer["gradients"]]
 
 
-def _one_more_where_full(answers, seed):
-    """Where the last group is full another gradient follows; where it is not, none does."""
-    numbers = [len(answer["gradients"]) for answer in answers["streams"]]
-    return numbers == [len(micro_batches) // k + 1 for micro_batches, k in probes.streams(seed)]
+def _groups_are(number):
+    return lambda answers, seed: (
+        [len(answer["gradients"]) for answer in answers["streams"]]
+        == [number(len(micro_batches), k) for micro_batches, k in probes.streams(seed)]
+    )
 
 
 GROUPS = question(
@@ -129,7 +130,8 @@ GROUPS = question(
         "halved each time": _each_is(_halved),
         "empty group": lambda answers, seed: "ZeroDivisionError" in answers["stopped"]["error"],
         "read twice": lambda answers, seed: not any(np.size(one) for one in _all_gradients(answers) if np.ndim(one)),
-        "one group too many": _one_more_where_full,
+        "one group too many": _groups_are(lambda count, k: count // k + 1),  # where the last one is full
+        "k groups": _groups_are(min),
     },
 )
 
@@ -518,7 +520,7 @@ def _by_local_batch(examples, case, plan):
 _SIZES = ("micro_batch", "micro_batches")
 _WRONG_SIZES = ("sums forgotten", "sums always", "replicas forgotten", "not quite full", "smallest", "powers of two")
 _WRONG_SIZES += ("never refuses", "uneven ignored", "state forgotten", "never in one", "swapped", "of all replicas")
-_WRONG_SIZES += ("halves alone", "never one")
+_WRONG_SIZES += ("halves alone", "never one", "whole in one replica")
 _PLAN = dict.fromkeys((*_SIZES, "updates", "warmup_updates"), forms.number)
 PLAN = question(
     name="q4",
@@ -606,12 +608,16 @@ def _as_it_is(value, *_):
     return value
 
 
-def _weights_are(**wrong):
-    """Recognise the weights of both replicas after both groups, whatever crossed."""
+def _one(rows):
+    return 1
+
+
+def _weights_are(*wrongs, **wrong):
+    """Recognise the weights of both replicas after both groups, whatever crossed, by one wrong or any of several."""
 
     def recognise(answers, seed):
-        wanted = _weights_of(seed, **wrong)
-        return bool(np.allclose(np.array(answers["weights"]), wanted, rtol=1e-4, atol=1e-4, equal_nan=True))
+        got, found = np.array(answers["weights"]), [_weights_of(seed, **each) for each in wrongs or [wrong]]
+        return any(np.allclose(got, each, rtol=1e-4, atol=1e-4, equal_nan=True) for each in found)
 
     return recognise
 
@@ -667,29 +673,22 @@ REPLICAS = question(
     recognise={
         "every micro-batch": _summed_in_add,
         "never summed": _weights_are(summed=()),
-        "parts clipped": lambda answers, seed: any(
-            _weights_are(local=whole)(answers, seed) for whole in (_as_it_is, np.sum)
-        ),
+        "parts clipped": _weights_are({"local": _as_it_is}, {"local": np.sum}),
         "sum clipped": _weights_are(sums=True),
         "each variable alone": _weights_are(clip=_variables_clipped),
-        "unweighted": _weights_are(weight=lambda rows: 1),
+        "unweighted": _weights_are(weight=_one),
         "not clipped": _weights_are(clip=_as_it_is),
         "always that long": _weights_are(clip=lambda mean, clip_norm: mean * clip_norm / np.linalg.norm(mean)),
         "local rows": _weights_are(summed=["sums"]),
         "rows not counted": _weights_are(count=lambda rows: 0),
-        "not divided": _weights_are(by=lambda rows: 1),
-        "micro-batches counted": lambda answers, seed: any(
-            _weights_are(count=lambda rows: 1, weight=weight)(answers, seed) for weight in (_as_it_is, lambda rows: 1)
-        ),
+        "not divided": _weights_are(by=_one),
+        "micro-batches counted": _weights_are({"count": _one}, {"count": _one, "weight": _one}),
         "summed twice": lambda answers, seed: (
             bool(answers["summed"]["add"]) and _weights_are(by=lambda rows: rows / 2)(answers, seed)
         ),
-        "divided twice": lambda answers, seed: any(
-            _weights_are(**late)(answers, seed) for late in ({"by": lambda rows: 2 * rows}, {"times": 0.5})
-        ),
-        "summed again": lambda answers, seed: any(
-            _weights_are(**late)(answers, seed) for late in ({"by": lambda rows: rows / 2}, {"times": 2})
-        ),
+        "divided twice": _weights_are({"by": lambda rows: 2 * rows}, {"times": 0.5}),
+        "summed again": _weights_are({"by": lambda rows: rows / 2}, {"times": 2}),
+        "rows in the norm": _weights_are(clip=lambda mean, norm: mean * min(1, norm / math.hypot(*mean, 1))),
         "norm squared": _weights_are(clip=lambda mean, norm: mean * min(1, norm / np.linalg.norm(mean) ** 2)),
     },
 )
