@@ -1,0 +1,97 @@
+"""Exercise 05, q5: how many chips are worth it."""
+
+import math
+
+from course_lib.exercises.judges import forms, question_maker
+from course_lib.exercises.probes import ex05 as probes
+from course_lib.exercises.question import Target
+
+question = question_maker.of("05_tpu")
+
+
+def _plan(case, chips):
+    """The bytes that each of so many chips sends, and the fewest rows that hide the sending."""
+    sent = 2 * (chips - 1) * case["parameters"] * case["gradient_bytes"] / chips
+    backward = 2 / 3 * case["row_flops"] / case["flops_per_second"]  # seconds of a row
+    return {"sent_bytes": sent, "chip_batch": max(1, math.ceil(sent / case["sent_per_second"] / backward))}
+
+
+def _plan_is(part, at_most_off):
+    """A target: this figure is right for the slice that was chosen, whichever it is."""
+
+    def holds(answers, seed):
+        for case, got in zip(probes.trainings(seed), answers["slices"], strict=True):
+            wanted = _plan(case, got["chips"])[part]
+            if abs(got[part] - wanted) > at_most_off:
+                shown = f"{_case_words(case)} on {_chips_words(got)}: yours is {got[part]:,}"
+                return f"{shown}, and {wanted:g} is wanted" if _is_tiny(case) else shown
+        return True
+
+    return holds
+
+
+def _is_tiny(case):
+    return case["parameters"] < 10
+
+
+def _case_words(case):
+    if not _is_tiny(case):
+        return f"{case['parameters']:,} parameters"
+    return "best_slice({})".format(", ".join(f"{key}={value}" for key, value in case.items()))
+
+
+def _chips_words(got):
+    return "1 chip" if got["chips"] == 1 else f"{got['chips']} chips"
+
+
+def _fitting(case):
+    return [n for n in case["slices"] if n * _plan(case, n)["chip_batch"] <= case["largest_batch"]]
+
+
+def _most_chips(answers, seed):
+    for case, got in zip(probes.trainings(seed), answers["slices"], strict=True):
+        if got["chips"] != max(_fitting(case)):
+            batch = f"a global batch of {got['chips'] * got['chip_batch']:,}"
+            if _is_tiny(case):
+                return f"{_case_words(case)} has {_chips_words(got)} and {batch}; {max(_fitting(case))} are wanted"
+            return f"yours has {_chips_words(got)} and {batch}; {case['largest_batch']:,} rows are allowed"
+    return True
+
+
+def _figures_are(part, wrong):
+    """Recognise wrong(case, chips, the right figure) as this figure of every slice with more than one chip."""
+
+    def recognise(answers, seed):
+        pairs = zip(probes.trainings(seed), answers["slices"], strict=True)
+        several = [(case, got) for case, got in pairs if got["chips"] > 1]
+        far = [abs(got[part] - wrong(case, got["chips"], _plan(case, got["chips"])[part])) for case, got in several]
+        return bool(far) and all(distance <= 1 + 1e-9 * got[part] for distance, (_, got) in zip(far, several))
+
+    return recognise
+
+
+_SLICE = dict.fromkeys(("chips", "sent_bytes", "chip_batch"), forms.number)
+SLICES = question(
+    name="q5",
+    title="How many chips are worth it",
+    asks_for=("best_slice",),
+    probe=probes.probe_slices,
+    form={"slices": [_SLICE | {str: forms.anything}]},
+    targets=(
+        Target("the bytes that each chip sends for the gradients, to the byte", _plan_is("sent_bytes", 1)),
+        Target("the fewest rows on a chip that hide the sending", _plan_is("chip_batch", 0)),
+        Target("the largest slice whose global batch is allowed", _most_chips),
+    ),
+    recognise={
+        "one chip sends": lambda answers, seed: any(
+            got["chips"] == 1 and got["sent_bytes"] > 0 for got in answers["slices"]
+        ),
+        "half an all-reduce": _figures_are("sent_bytes", lambda case, chips, sent: sent / 2),
+        "whole buffer twice": _figures_are("sent_bytes", lambda case, chips, sent: sent * chips / (chips - 1)),
+        "every trip whole": _figures_are("sent_bytes", lambda case, chips, sent: sent * chips),
+        "numbers, not bytes": _figures_are("sent_bytes", lambda case, chips, sent: sent / case["gradient_bytes"]),
+        "bits": _figures_are("sent_bytes", lambda case, chips, sent: sent * 8),
+        "global batch returned": _figures_are("chip_batch", lambda case, chips, rows: rows * chips),
+        "whole limit used": _figures_are("chip_batch", lambda case, chips, rows: case["largest_batch"] // chips),
+    },
+)
