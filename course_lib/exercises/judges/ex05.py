@@ -339,7 +339,7 @@ def _taken(case, width):
 def _widest(case):
     """The largest width within the budget, which is a multiple of 8 as a tile is, or REFUSED."""
     most = case["budget_bytes"] // (case["itemsize"] * (case["inputs"] + case["outputs"]))  # without padding
-    return max((w for w in range(8, most + 1, 8) if _taken(case, w) <= case["budget_bytes"]), default=REFUSED)
+    return next((w for w in range(most // 8 * 8, 0, -8) if _taken(case, w) <= case["budget_bytes"]), REFUSED)
 
 
 def _bytes_exact(answers, seed):
@@ -428,6 +428,9 @@ TILES = question(
     ),
     recognise={
         "no tiles": _bytes_are(lambda rows, columns, itemsize: rows * columns * itemsize),
+        "rounded as a whole": _bytes_are(
+            lambda rows, columns, itemsize: math.ceil(rows * columns / 1024) * 1024 * itemsize
+        ),
         "one way round": _bytes_are(lambda rows, columns, itemsize: _tiled(rows, columns) * itemsize),
         "other way round": _bytes_are(lambda rows, columns, itemsize: _tiled(columns, rows) * itemsize),
         "larger side": _bytes_are(

@@ -174,7 +174,7 @@ def budgets(seed: int) -> list[dict[str, int]]:
     inputs, outputs = (128 * int(n) for n in rng.integers(2, 7, size=2))
     width = 128 * int(rng.integers(2, 5)) + 8 * int(rng.integers(2, 15))
     cases.append({"inputs": inputs, "outputs": outputs, "itemsize": 2, "budget_bytes": (inputs + outputs) * width * 2})
-    wide = 8 * int(rng.integers(10_000, 12_000))
+    wide = 8 * int(rng.integers(1250, 1500))
     cases.append({"inputs": 8, "outputs": 8, "itemsize": 2, "budget_bytes": 2 * 16 * wide})
     return [*cases, {"inputs": 300, "outputs": 300, "itemsize": 4, "budget_bytes": 9000}]
 
