@@ -8,7 +8,6 @@ import pickle
 import socket
 import sys
 import threading
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -902,17 +901,12 @@ def test_an_answer_that_is_no_object_is_anothers():
             asyncio.run(read(line))
 
 
-def free_ports(number):
-    with ExitStack() as held:
-        servers = [held.enter_context(socket.create_server(("localhost", 0))) for _ in range(number)]
-        return [server.getsockname()[1] for server in servers]
-
-
 @pytest.mark.parametrize("shared", [True, False])
 def test_two_machines_check_each_other_on_loopback(shared, tmp_path, monkeypatch):
     """The whole check but TensorFlow's sum, which its own test runs."""
     monkeypatch.setattr(machine_check, "HEARD_SECONDS", 20.0 if shared else 2.0)
-    workers = [f"localhost:{port}" for port in free_ports(2)]
+    held = [processes.hold_port(0) for _ in range(2)]
+    workers = [f"localhost:{port.getsockname()[1]}" for port, _ in held]
     asked, folders = [], [tmp_path / "a", tmp_path / ("a" if shared else "b")]
     for folder in folders:
         folder.mkdir(exist_ok=True)
@@ -930,7 +924,10 @@ def test_two_machines_check_each_other_on_loopback(shared, tmp_path, monkeypatch
         await asyncio.gather(*(check.run() for check in checks))
         return checks
 
-    for number, check in enumerate(asyncio.run(both())):
+    checks = asyncio.run(both())
+    for one in (one for pair in held for one in pair):
+        one.close()
+    for number, check in enumerate(checks):
         subjects = [finding.subject for finding in check.findings]
         assert subjects == ["names", "port", "reach", "lists", "versions", "clock", "folder"]
         said = {finding.subject: finding.said for finding in check.findings}

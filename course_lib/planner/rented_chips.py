@@ -1,6 +1,6 @@
 """Chips that people rent, and clusters of them. Standard library only; taught in notebooks/10.
 
-Figures are per chip, of dense matrices, from the maker's data sheet named in `source`.
+Figures are per chip, of dense matrices, as they are quoted from the maker's data sheet; `source` is the page for it.
 """
 
 import difflib

@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from course_lib.exercises.judges import forms, question_maker
+from course_lib.exercises.judges.stops import outside_the_scope, stopped_by
 from course_lib.exercises.probes import ex02 as probes
 from course_lib.exercises.question import Target
 
@@ -353,9 +354,7 @@ PREPARE = question(
         "the picture's batch": lambda answers, seed: sum(rows for rows, _ in answers["first_shapes"]) == 64,
         "one example in N": _one_in_n,
         "other numbers": _other_numbers,
-        "another order": lambda answers, seed: (
-            answers.get("stopped", {}).get("error") == "TypeError: 'SGD' object is not iterable"
-        ),
+        "another order": stopped_by("TypeError: 'SGD' object is not iterable"),
     },
 )
 
@@ -549,17 +548,6 @@ def _some_held_out(answers, seed):
     return full / 2 < answers["steps_per_epoch"] < math.floor(full)
 
 
-def _stopped_by(*words):
-    """Recognise what stopped the probe by words in its error."""
-    return lambda answers, seed: any(word in answers.get("stopped", {}).get("error", "") for word in words)
-
-
-def _outside(answers, seed):
-    if "stopped" in answers:
-        return _stopped_by("_DefaultDistributionStrategy")(answers, seed)
-    return answers["replicas"] == 1 < answers["wanted_replicas"]
-
-
 def _rises(answers, seed):
     losses = answers["losses"]
     return len(losses) > 1 and losses[0] < losses[-1] and all(0 <= loss <= 1 for loss in losses)
@@ -596,7 +584,7 @@ OWN_RUN = question(
         Target("no more than 1% of the test examples are also in the training data", _nothing_leaked),
     ),
     recognise={
-        "outside the scope": _outside,
+        "outside the scope": outside_the_scope,
         "another strategy": lambda answers, seed: answers["replicas"] > 1 and not answers["given_strategy"],
         "probabilities": lambda answers, seed: answers["probabilities"],
         "local batch of 128": lambda answers, seed: _steps_for_batch(
@@ -612,9 +600,9 @@ OWN_RUN = question(
         "trained elsewhere": lambda answers, seed: (
             answers["replicas"] == answers["wanted_replicas"] and not answers["ran_on_replicas"]
         ),
-        "not compiled": _stopped_by("object has no attribute 'optimizer'"),
-        "history returned": _stopped_by("object of type 'History' has no len()"),
-        "one-hot labels": _stopped_by("one class number for each is wanted"),
+        "not compiled": stopped_by("object has no attribute 'optimizer'"),
+        "history returned": stopped_by("object of type 'History' has no len()"),
+        "one-hot labels": stopped_by("one class number for each is wanted"),
         "rising": _rises,
         "normalisation not settled": _not_settled,
     },

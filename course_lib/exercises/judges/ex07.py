@@ -11,6 +11,7 @@ import numpy as np
 
 from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.judges.numbers import off
+from course_lib.exercises.judges.stops import stopped_by
 from course_lib.exercises.probes import ex07 as probes
 from course_lib.exercises.probes.cases import REFUSED
 from course_lib.exercises.question import Target
@@ -302,10 +303,6 @@ def _equals_one_device(answers, seed):
     return bool(answers["off"] <= FLOAT32) or f"off by {100 * answers['off']:,.4g}%"
 
 
-def _said(text):
-    return lambda answers, seed: text in answers.get("stopped", {}).get("error", "")
-
-
 def _uncut(answers):
     """Paths of the kernels and tables that are not cut along both axes."""
     kernels = {path: axes for path, axes in answers["axes"].items() if "kernel" in path or "embed" in path}
@@ -346,8 +343,8 @@ TRANSFORMER = question(
         Target("a training step changes the weights as on one device, to 0.001%", _equals_one_device),
     ),
     recognise={
-        "a part of the path": _said("matches only a part of"),
-        "two keys for one variable": _said("layout keys"),
+        "a part of the path": stopped_by("matches only a part of"),
+        "two keys for one variable": stopped_by("layout keys"),
         "model axis alone": lambda answers, seed: set().union(*answers["axes"].values()) - {""} == {"model"},
         "tables whole": lambda answers, seed: (
             bool(_uncut(answers)) and all(path.endswith("embeddings") for path in _uncut(answers))

@@ -276,7 +276,9 @@ def _little_memory(answers, seed):
         return "of {rows} rows, with micro_batch={micro_batch}, you send {sent} through the model at once".format(
             **memory_probe.SMALL, sent=answers["small_rows"]
         )
-    said = f"yours needs {yours}; a plain step on one micro-batch needs {one}, and a copy of the gradients {gradients}"
+    in_graph = any(in_graph for _, in_graph in _forwards(answers))
+    plain = "a plain loop over two micro-batches in a graph" if in_graph else "a plain step on one micro-batch"
+    said = f"yours needs {yours}; {plain} needs {one}, and a copy of the gradients {gradients}"
     return held["yours"] <= MEMORY_SLACK * (held["one"] + held["gradients"]) or said
 
 

@@ -12,6 +12,7 @@ from course_lib.exercises.given.trainer import Trainer
 from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.judges.ex11_input import INPUT
 from course_lib.exercises.judges.numbers import off
+from course_lib.exercises.judges.stops import outside_the_scope, stopped_by
 from course_lib.exercises.probes import ex11 as probes
 from course_lib.exercises.question import Target
 
@@ -191,10 +192,6 @@ def _off_by(answers, seed):
     return max(np.abs(np.subtract(one["resumed"], own)).max() / max(own) for one, own in zip(answers["kills"], wanted))
 
 
-def _not_plain(answers, seed):
-    return answers.get("stopped", {}).get("error", "").startswith("what save returns cannot be written to a file")
-
-
 def _same_end(answers, seed):
     for before, answer in zip(probes.kills(seed), answers["kills"], strict=True):
         _, trainer = _undisturbed(seed, before)
@@ -223,7 +220,7 @@ RESUME = question(
         Target("the saved run goes on undisturbed", _same_losses("continued", "saved")),
     ),
     recognise={
-        "not plain": _not_plain,
+        "not plain": stopped_by("what save returns cannot be written to a file"),
         "digits lost": lambda answers, seed: FLOAT64 < _off_by(answers, seed) < 0.01,
         "saving disturbs": lambda answers, seed: _same_losses("continued", "saved")(answers, seed) is not True,
     },
@@ -247,17 +244,6 @@ def _within_budget(answers, seed):
 
 def _reaches_floor(answers, seed):
     return answers["test_accuracy"] >= FLOOR or f"yours is {answers['test_accuracy']:.1%}"
-
-
-def _stopped_by(words):
-    """Recognise what stopped the probe by words in its error."""
-    return lambda answers, seed: words in answers.get("stopped", {}).get("error", "")
-
-
-def _outside(answers, seed):
-    if "stopped" in answers:
-        return _stopped_by("_DefaultDistributionStrategy")(answers, seed)
-    return answers["replicas"] == 1 < answers["wanted_replicas"]
 
 
 def _by_heart(answers, seed):
@@ -287,9 +273,9 @@ RUN = question(
         Target(f"at least {FLOOR:.0%} of the test images are right", _reaches_floor),
     ),
     recognise={
-        "outside the scope": _outside,
-        "not compiled": _stopped_by("object has no attribute 'optimizer'"),
-        "other images": _stopped_by("does not take such images as train is given"),
+        "outside the scope": outside_the_scope,
+        "not compiled": stopped_by("object has no attribute 'optimizer'"),
+        "other images": stopped_by("does not take such images as train is given"),
         "trained elsewhere": lambda answers, seed: not answers["ran_on_replicas"],
         "over the budget": lambda answers, seed: answers["updates"] > BUDGET,
         "diverged": lambda answers, seed: not answers["finite"] or answers["train_accuracy"] < 0.3,
@@ -435,7 +421,7 @@ SCALING = question(
     ),
     recognise={
         "one replica left out": _without_one,
-        "not timed": lambda answers, seed: answers.get("stopped", {}).get("error", "").startswith("KeyError: ("),
+        "not timed": stopped_by("KeyError: ("),
         "other side forgotten": _gains_without_a_limit,
         "speed-up for strong": _efficiencies_are(strong=lambda s, many, local, large: s[1, large] / s[many, large]),
         "weak divided again": _efficiencies_are(weak=lambda s, many, *batches: _weak(s, many, *batches) / many),

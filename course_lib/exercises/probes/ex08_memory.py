@@ -42,10 +42,10 @@ def probe_big_step(names, seed):
 def measure_step(big_step, micro_batch, rows, seed):
     """A worker's program: the memory of plain steps and of the learner's, and what the learner's did.
 
-    Returns  bytes: of the "gradients", and the peaks of a plain step on "one" micro-batch and of "yours"; "off": how
-             far the weights' change is from that of the right gradient, and of wrong ones; "updates"; the "loss"
-             returned, and "losses", those of the micro-batches; "passes": [name, rows, inside a graph]; "small_rows":
-             the most rows at once in a call with SMALL, 0 where a graph doesn't know them
+    Returns  bytes: of the "gradients", and the peaks of a plain step on "one" micro-batch (in a graph, of a loop over
+             two) and of "yours"; "off": how far the weights' change is from that of the right gradient, and of wrong
+             ones; "updates"; the "loss" returned, and "losses", those of the micro-batches; "passes": [name, rows,
+             inside a graph]; "small_rows": the most rows at once in a call with SMALL, 0 if a graph doesn't know them
     """
     bench = _Bench(micro_batch, rows, seed)
     bench.plain_step(bench.x[:2], bench.y[:2])  # what only a first step needs
