@@ -491,6 +491,14 @@ def test_a_step_without_gradients_takes_what_its_operations_write():
     assert taken == more == 3 * 2**20
 
 
+@pytest.mark.parametrize("size, cut", [(384 * 2**20, True), (384 * 2**20 + 256, False), (256 * 2**20, True)])
+def test_a_chunk_is_cut_in_half_or_where_it_would_waste_128_mib(size, cut):
+    """As in bfc_allocator.cc: of 512 MiB, 384 waste exactly 128."""
+    pool = bfc_allocator.Pool()
+    pool.give_back(pool.take(512 * 2**20))
+    assert pool.take(size).size == (size if cut else 512 * 2**20)
+
+
 def test_a_search_says_what_a_whole_training_takes_with_its_best(capsys):
     """100,000 steps of 8 sequences of 1,024 tokens, with the best layout's seconds a step."""
     words = ["plan", "gpt2-124m", "--chip", "a100-80gb", "--chips", "2", "--batch", "8"]

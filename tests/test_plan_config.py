@@ -7,6 +7,7 @@ import pytest
 
 from course_lib.errors import CourseError
 from course_lib.planner.model_config import BEYOND, FAMILIES, read_config
+from course_lib.planner.models_by_numbers import read_model
 from course_lib.planner.transformer import Transformer
 
 GPT2 = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
@@ -127,6 +128,13 @@ def test_the_sequence_length_is_given_or_the_files_maximum(read):
     assert [read(one).sequence_length for one in (GPT2, ROBERTA, QWEN2)] == [1024, 512, 131072]
     assert read(QWEN2, 4096).sequence_length == 4096
     assert read({key: value for key, value in GPT2.items() if key != "n_positions"}, 64).sequence_length == 64
+
+
+def test_a_length_after_a_files_name_is_there_before_its_windows_are_looked_at(read, tmp_path):
+    """Gemma 2's layers attend to windows of 4,096 tokens or to all: the same for examples of 2,048."""
+    with pytest.raises(CourseError, match="sliding_window"):
+        read(GEMMA2)
+    assert read_model(f"{tmp_path / 'config.json'},sequence_length=2048").sequence_length == 2048
 
 
 ASKED = {"use_sliding_window": True, "sliding_window": 64}

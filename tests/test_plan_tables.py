@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from test_plan_by_hand import A100, GIB, HAND
@@ -375,7 +376,8 @@ def test_each_source_is_predicted_without_itself(monkeypatch):
 
 def test_the_fits_report_by_hand(monkeypatch, tmp_path, capsys):
     """Of source a, measured over predicted is 1 and 2, of b 1; the plain figure is 4 for each."""
-    samples = [calibrate.Sample(*one) for one in (("a", None, 8), ("a", None, 2), ("b", None, 4))]
+    runs = [SimpleNamespace(cluster=planner.Cluster(planner.find_chip(name), 1)) for name in ("t4", "l4", "t4")]
+    samples = [calibrate.Sample(*one) for one in zip("aab", runs, (8, 2, 4))]
     monkeypatch.setattr(calibrate, "BASELINES", {"memory": lambda run: 4})
     monkeypatch.setattr(calibrate, "published", lambda: {"memory": samples})
     monkeypatch.setattr(calibrate, "fit", lambda found: replace(HAND, traffic=1.23456))
@@ -390,6 +392,7 @@ def test_the_fits_report_by_hand(monkeypatch, tmp_path, capsys):
     text = (tmp_path / "stored.json").read_text()
     stored = json.loads(text)
     assert text == json.dumps(stored, indent=1) + "\n" and stored["left_out"] == {"memory": rows}
+    assert stored["chips"] == ["l4", "t4"]
     constants = stored["constants"]
     assert (constants["traffic"], constants["memory_low"], constants["memory_high"]) == (1.23, 1, 2)
     assert (constants["link"], constants["matrix"]["hopper"]) == (0.5, 0.5)

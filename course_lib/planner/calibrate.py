@@ -160,8 +160,9 @@ def coverage(of_kind: Mapping[str, Sequence[float]]) -> dict[str, float]:
 def report(found: Mapping[str, Sequence[Sample]]) -> dict:
     """What calibration.json holds.
 
-    Returns  "constants" fitted on all samples; "left_out", kind to source to [runs, median error, 90th percentile,
-             share inside the interval that the other sources make, and the baseline's two errors]
+    Returns  "constants" fitted on all samples; "chips" of the samples, by name; "left_out", kind to source to [runs,
+             median error, 90th percentile, share inside the interval that the other sources make, and the baseline's
+             two errors]
     """
     return summary(fit(found), left_out(found), found)
 
@@ -181,7 +182,8 @@ def summary(fitted: Calibration, ratios: Mapping[str, dict[str, list[float]]], f
         shown[kind]["all"] = [len(every), *(round(x, 4) for x in figures)]
         low, high = interval(of_kind)
         constants |= {f"{kind}_low": round(low, 3), f"{kind}_high": round(high, 3)}
-    return {"constants": constants, "left_out": shown}
+    chips = {sample.run.cluster.chip.name for of_kind in found.values() for sample in of_kind}
+    return {"constants": constants, "chips": sorted(chips), "left_out": shown}
 
 
 def main() -> None:

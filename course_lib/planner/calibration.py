@@ -3,6 +3,7 @@
 Standard library only; taught in notebooks/10.
 """
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,4 +52,14 @@ class Calibration:
 
 def fitted() -> Calibration:
     """The constants as stored in calibration.json."""
-    return Calibration(**json.loads(FITTED.read_text())["constants"])
+    return Calibration(**_stored()["constants"])
+
+
+def chips_of_runs() -> frozenset[str]:
+    """Names of the chips whose published runs the constants and the intervals come from."""
+    return frozenset(_stored()["chips"])
+
+
+@functools.cache
+def _stored() -> dict:
+    return json.loads(FITTED.read_text())

@@ -45,6 +45,11 @@ class Search:
         return next(others, None)
 
     @property
+    def note(self) -> str:
+        """What to know about the first row's figures, or empty."""
+        return (self.ranked or self.refused)[0].note
+
+    @property
     def reason(self) -> str:
         """In one sentence: why the best wins, or why nothing fits."""
         tried = len(self.ranked) + len(self.refused)
@@ -74,10 +79,11 @@ class Search:
         return {"reason": self.reason, "fit": len(self.ranked), "refused": len(self.refused), "ranked": ranked}
 
     def __repr__(self) -> str:
-        return f"{self._table!r}\n{self.reason}"
+        return "\n".join([repr(self._table), self.reason, *filter(None, [self.note])])
 
     def _repr_html_(self) -> str:
-        return f"{self._table._repr_html_()}<p>{escape(self.reason)}</p>"
+        note = f"<p>{escape(self.note)}</p>" if self.note else ""
+        return f"{self._table._repr_html_()}<p>{escape(self.reason)}</p>{note}"
 
     @property
     def _table(self) -> Table:

@@ -6,10 +6,10 @@ from html import escape
 from course_lib.errors import CourseError
 from course_lib.planner import measured_machine, tpu_memory
 from course_lib.planner.blocks import Chain
-from course_lib.planner.calibration import Calibration, fitted
+from course_lib.planner.calibration import Calibration, chips_of_runs, fitted
 from course_lib.planner.layout import Layout
 from course_lib.planner.memory import Memory, host_bytes, memory
-from course_lib.planner.rented_chips import GIB, TPU, Cluster, slice_sizes
+from course_lib.planner.rented_chips import GIB, TPU, Chip, Cluster, slice_sizes
 from course_lib.planner.step_time import StepTime, step_time, with_input
 from course_lib.planner.transformer import Transformer
 from course_lib.table import Table
@@ -149,15 +149,16 @@ def predict(
     step_interval = tuple(step.total * side for side in around_step)
     as_gpu = cluster.chip.family == TPU and not tpu_memory.compilable(model, layout)
     notes = [AS_ON_A_GPU] if as_gpu else []
-    if not cluster.measured and (unmeasured := _unmeasured(chain, layout)):
+    if not cluster.measured and (unmeasured := _unmeasured(chain, layout, cluster.chip)):
         notes.append(UNMEASURED.format(", ".join(unmeasured)))
     note = " ".join(notes)
     return Prediction(chain, cluster, layout, global_batch, need, step, memory_interval, step_interval, note)
 
 
-def _unmeasured(chain: Chain, layout: Layout) -> list[str]:
-    """What of a model and a layout is planned by formulas alone."""
+def _unmeasured(chain: Chain, layout: Layout, chip: Chip) -> list[str]:
+    """What of a model, a layout and a chip is planned by formulas alone."""
     kinds = {
+        f"{chip.name} among their chips": chip.name not in chips_of_runs(),
         "another optimizer than Adam": chain.slots != 2,
         "frozen weights": chain.frozen_bytes > FEW * chain.parameters,
         "experts": chain.experts > 1,

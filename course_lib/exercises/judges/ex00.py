@@ -3,6 +3,8 @@
 Needs NumPy; TensorFlow to compare an answer with known mistakes.
 """
 
+import math
+
 import numpy as np
 
 from course_lib.exercises.judges import forms, question_maker
@@ -63,6 +65,11 @@ def _one_makes_up(answers, seed):
     )
 
 
+def _small_ones_whole(batch, replicas):
+    size, left_over = divmod(batch, replicas)
+    return [size + (replica < left_over) for replica in range(replicas)] if size else [0] * (replicas - 1) + [batch]
+
+
 SHARD_SIZES = question(
     name="q1",
     title="Split a batch fairly",
@@ -80,6 +87,8 @@ SHARD_SIZES = question(
         "one left-over example only": _splits_are(
             lambda batch, replicas: [batch // replicas] * (replicas - 1) + [batch // replicas + (batch % replicas > 0)]
         ),
+        "another number of replicas": lambda answers, seed: len({len(sizes) for sizes in answers["sizes"]}) == 1,
+        "small batch on one replica": _splits_are(_small_ones_whole),
     },
 )
 
@@ -118,8 +127,9 @@ def _parts_of_steps(answers, seed):
 
 
 def _nearest(answers, seed):
+    """A half up, down, or to the even one."""
     return all(
-        steps in (round(examples / batch), examples // batch + (2 * (examples % batch) > batch))
+        steps in (round(examples / batch), math.floor(examples / batch + 0.5), math.ceil(examples / batch - 0.5))
         for (examples, batch), steps in zip(probes.epochs(seed), answers["kept"], strict=True)
     )
 
@@ -170,6 +180,15 @@ def _doubled(answers, seed):
     return True
 
 
+def _whole_numbers(answers, seed):
+    """Cut before or after they are doubled."""
+    arrays = probes.arrays(seed, len(answers["asked"]))
+    return all(
+        any(np.array_equal(value, cut) for cut in (2 * np.trunc(array), np.trunc(2 * array)))
+        for value, array in zip(answers["values"], arrays, strict=True)
+    )
+
+
 def _left_the_devices(answers, seed):
     return all(place.startswith("no device") for place in answers["lives_on"])
 
@@ -193,6 +212,7 @@ PLACE = question(
         "left the devices": _left_the_devices,
         "only the first": lambda answers, seed: len(answers["lives_on"]) == 1 < len(answers["asked"]),
         "in another order": _in_another_order,
+        "whole numbers": _whole_numbers,
     },
 )
 
@@ -207,6 +227,8 @@ def _on_its_own_device(answers, seed):
 def _few_numbers(answers, seed):
     if len(answers["numbers_sent"]) != len(answers["asked"]):
         return f"{len(answers['numbers_sent'])} statistics for {len(answers['asked'])} devices"
+    if others := sorted({*answers["formats"]} - {"float32"}):
+        return f"yours send {' and '.join(others)}"
     return max(answers["numbers_sent"]) <= 4 or f"yours send {answers['numbers_sent']}"
 
 
@@ -282,6 +304,7 @@ def _between(n, m):
 
 _STATISTICS = {
     "numbers_sent": [forms.count],
+    "formats": [forms.text],
     "first_is_its_own": forms.flag,
     "tiny": (forms.any_number,) * 2,
     "combined": (forms.number,) * 2,
@@ -295,7 +318,7 @@ STATISTICS = question(
     form={**_PLACED, **_STATISTICS},
     targets=(
         Target("the statistics of shard i, and of no other, live on device i", _on_its_own_device),
-        Target("at most 4 numbers leave each device", _few_numbers),
+        Target("at most 4 numbers, in float32, leave each device", _few_numbers),
         Target("the whole batch's mean, to 0.001%", _combined(0, "mean", MEAN_TOLERANCE)),
         Target("the whole batch's variance, to 0.2%", _variance_right),
         Target("the variance still, to 0.2%, when the values are thousands", _bright_variances_right),
@@ -303,6 +326,7 @@ STATISTICS = question(
     recognise={
         "not on the devices": _on_default_device,
         "left the devices": _left_the_devices,
+        "float64 leaves": lambda answers, seed: answers["formats"] == ["float64"] * len(answers["asked"]),
         "whole shards": lambda answers, seed: answers["numbers_sent"] == [len(one) for one in _shards(answers, seed)],
         "mean of means": _mean_of_means,
         "spread between shards lost": _variance_is(lambda n, m, q: q.sum() / n.sum(), lambda n, m, q: np.mean(q / n)),

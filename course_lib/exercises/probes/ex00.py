@@ -86,6 +86,7 @@ def probe_statistics(names, seed):
         "asked": list(devices),
         "lives_on": [device_of(tensor) for tensor in sent],
         "numbers_sent": [int(np.size(tensor)) for tensor in sent],
+        "formats": [str(np.asarray(tensor).dtype) for tensor in sent],
         "first_is_its_own": np.shape(sent[0]) == np.shape(alone) and bool(np.allclose(sent[0], alone)),
         "tiny": [float(number) for number in names["combine"](tiny)],
         "combined": [float(number) for number in names["combine"](sent)],
