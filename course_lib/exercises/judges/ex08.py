@@ -1,4 +1,4 @@
-"""Exercise 08: a group's gradient, three loops, a step in little memory, a plan, two replicas.
+"""Exercise 08: a group's gradient, three loops, a step in little memory, a plan; q5 is in ex08_replicas.
 
 Needs NumPy; mistakes that a check runs need TensorFlow.
 """
@@ -9,6 +9,7 @@ import math
 import numpy as np
 
 from course_lib.exercises.judges import forms, question_maker
+from course_lib.exercises.judges.ex08_replicas import FLOAT32, REPLICAS, ROUGH
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.probes import ex08 as probes
 from course_lib.exercises.probes import ex08_memory as memory_probe
@@ -16,8 +17,8 @@ from course_lib.exercises.probes.cases import REFUSED
 from course_lib.exercises.question import Target
 
 question = question_maker.of("08_gradient_accumulation")
-FLOAT32 = 1e-5  # relative: a dozen products and sums in float32
 CONVOLUTION = 1e-4  # relative: sums over all pixels of a thousand images, in another order
+OTHER_K = range(2, 9)  # what people write for k
 MEMORY_SLACK = 1.15  # of q3's limit
 
 
@@ -75,13 +76,17 @@ def _each_is(*wrongs):
     return recognise
 
 
-def _all_are(wrong, answers, seed):
+def _all_are(wrong, answers, seed, at_most_off=FLOAT32):
     for (micro_batches, k), answer in zip(probes.streams(seed), answers["streams"], strict=True):
         for group, got in zip(_groups(micro_batches, k), answer["gradients"], strict=True):
             gradients, rows = map(np.array, zip(*group))
-            if not off(got, wrong(gradients, rows, k)) <= FLOAT32:
+            if not off(got, wrong(gradients, rows, k)) <= at_most_off:
                 return False
     return True
+
+
+def _mean_over_rows(gradients, rows, k):
+    return np.average(gradients, axis=0, weights=rows)
 
 
 def _halved(gradients, rows, k):
@@ -93,6 +98,17 @@ def _one_array(answers, seed):
     return bool(several) and all(np.ndim(one) and np.array_equal(one, other) for one, other, *_ in several)
 
 
+def _by_the_rows_before(gradients, rows, k):
+    mean = gradients[0]
+    for gradient, before, own in zip(gradients[1:], rows, rows[1:]):
+        mean = (before * mean + own * gradient) / (before + own)
+    return mean
+
+
+def _only_changed(answers, seed):
+    return _as_one_batch(answers, seed) is True and _left_as_given(answers, seed) is not True
+
+
 def _all_gradients(answers):
     return [gradient for answer in answers["streams"] for gradient in answer["gradients"]]
 
@@ -102,6 +118,10 @@ def _groups_are(number):
         [len(answer["gradients"]) for answer in answers["streams"]]
         == [number(len(micro_batches), k) for micro_batches, k in probes.streams(seed)]
     )
+
+
+def _groups_of(size):
+    return _groups_are(lambda count, k: -(-count // size))
 
 
 GROUPS = question(
@@ -120,6 +140,7 @@ GROUPS = question(
         "divided by k": _each_is(lambda gradients, rows, k: gradients.sum(axis=0) / k),
         "sum of means": _each_is(lambda gradients, rows, k: gradients.sum(axis=0)),
         "one buffer": _one_array,
+        "in place": _only_changed,
         "rows not divided out": _each_is(
             lambda gradients, rows, k: rows @ gradients,
             lambda gradients, rows, k: rows @ gradients / len(rows),
@@ -132,6 +153,10 @@ GROUPS = question(
         "read twice": lambda answers, seed: not any(np.size(one) for one in _all_gradients(answers) if np.ndim(one)),
         "one group too many": _groups_are(lambda count, k: count // k + 1),  # where the last one is full
         "k groups": _groups_are(min),
+        "another k": lambda answers, seed: any(_groups_of(size)(answers, seed) for size in OTHER_K),
+        "the rows before alone": _each_is(_by_the_rows_before),
+        "short group scaled": _each_is(lambda gradients, rows, k: _mean_over_rows(gradients, rows, k) * len(rows) / k),
+        "few digits": lambda answers, seed: _all_are(_mean_over_rows, answers, seed, ROUGH),
     },
 )
 
@@ -228,11 +253,30 @@ def _ran_as(*loops, **wrong):
     return recognise
 
 
+def _ran_in_groups_of(size):
+    return _ran_as(*probes.LOOPS, due=lambda number, count, k, last: count == size or number == last)
+
+
+def _steps_are(steps, *optimizers):
+    """Recognise a loop that is right but with these optimizers, by the steps that the optimizer counts in each run."""
+
+    def recognise(answers, seed):
+        return any(
+            all(_fits(run, ran) for run, ran in zip(probes.epochs(seed), answers[loop])) for loop in probes.LOOPS
+        )
+
+    def _fits(run, ran):
+        right = off(ran["weights"], _weights_after(run)) <= FLOAT32
+        return ran["steps"] == steps(len(run[2])) and right == (run[0] not in optimizers)
+
+    return recognise
+
+
 def _only_updates_wrong(answers, seed):
     return all(_is_big_batch(loop)(answers, seed) is True for loop in probes.LOOPS)
 
 
-_LOOP = [{"weights": forms.any_array, "updates": forms.whole}]
+_LOOP = [{"weights": forms.any_array, "updates": forms.whole, "steps": forms.size}]
 LOOPS = question(
     name="q2",
     title="Repair three loops",
@@ -261,6 +305,12 @@ LOOPS = question(
         "last one alone": _ran_as(*probes.LOOPS, divisor=lambda count, k: 1, added=False),
         "one too few": _ran_as(*probes.LOOPS, due=lambda number, count, k, last: count >= k - 1 or number == last),
         "one too many": _ran_as(*probes.LOOPS, due=lambda number, count, k, last: count > k or number == last),
+        "another k": lambda answers, seed: any(_ran_in_groups_of(size)(answers, seed) for size in OTHER_K),
+        "last but one": _ran_as(
+            *probes.LOOPS, due=lambda number, count, k, last: number % k == 0 or number == last - 1
+        ),
+        "weights put back": _steps_are(lambda last: last, "momentum", "Adam"),
+        "by hand": _steps_are(lambda last: 0, "momentum", "Adam"),
         "updates miscounted": _only_updates_wrong,
     },
 )
@@ -374,6 +424,10 @@ BIG_STEP = question(
         "last one alone": _changed_as("last alone"),
         "sum of means": _changed_as("sum of means"),
         "sum over rows": _changed_as("sum over rows"),
+        "first one alone": _changed_as("first alone"),
+        "last one full": _changed_as("all full"),
+        "by hand": lambda answers, seed: answers["updates"] == 0 and answers["off"]["right"] <= CONVOLUTION,
+        "few digits": lambda answers, seed: CONVOLUTION < answers["off"]["right"] <= ROUGH,
         "last loss": _loss_is(lambda losses, rows: losses[-1]),
         "mean of losses": _loss_is(lambda losses, rows: losses.mean()),
         "sum of losses": _loss_is(lambda losses, rows: losses.sum()),
@@ -522,7 +576,8 @@ def _by_local_batch(examples, case, plan):
 _SIZES = ("micro_batch", "micro_batches")
 _WRONG_SIZES = ("sums forgotten", "sums always", "replicas forgotten", "not quite full", "smallest", "powers of two")
 _WRONG_SIZES += ("never refuses", "uneven ignored", "state forgotten", "never in one", "swapped", "of all replicas")
-_WRONG_SIZES += ("halves alone", "never one", "whole in one replica")
+_WRONG_SIZES += ("halves alone", "halves of even numbers", "never one", "whole in one replica")
+_WRONG_SIZES += ("divides the global batch", "state divided", "a copy each")
 _PLAN = dict.fromkeys((*_SIZES, "updates", "warmup_updates"), forms.number)
 PLAN = question(
     name="q4",
@@ -555,143 +610,6 @@ PLAN = question(
         "whole epochs": _counts_as(
             lambda examples, case, plan: _up(examples, case["examples"]) * _up(case["examples"], case["global_batch"])
         ),
-    },
-)
-
-
-# q5: two replicas
-
-
-def _clipped(gradient, clip_norm):
-    return gradient * min(1, clip_norm / np.linalg.norm(gradient))
-
-
-def _variables_clipped(gradient, clip_norm):
-    return np.concatenate([_clipped(part, clip_norm) for part in (gradient[:-1], gradient[-1:])])
-
-
-def _weights_of(
-    seed, weight=lambda rows: rows, count=lambda rows: rows, summed=("sums", "rows"), clip=_clipped, **late
-):
-    """[replica][group]: the weights, as a vector, by these sums.
-
-    weight   rows -> a micro-batch's weight in the sum; count, in what the sum is divided by
-    summed  what is summed over the replicas
-    clip    (mean, clip_norm) -> gradient
-    late    local: each replica clips its sums over local(rows); sums=True: sums are clipped, and then divided;
-            by: rows -> divisor; times: factor of the clipped gradient
-    """
-    (kernel, bias), groups = probes.replica_groups(seed)
-    weights = np.tile(np.concatenate([kernel.ravel(), bias]).astype("float64"), (2, 1))
-    velocity, seen = np.zeros_like(weights), []
-    for clip_norm, micro_batches in groups:
-        sums, rows = np.zeros_like(weights), np.zeros((2, 1))
-        for shards in micro_batches:
-            for replica, (x, y) in enumerate(shards):
-                x = np.hstack([x, np.ones_like(y)])
-                sums[replica] += weight(len(x)) * 2 * x.T @ (x @ weights[replica] - y[:, 0]) / len(x)
-                rows[replica] += count(len(x))
-        if "local" in late:
-            whole = late["local"](rows)
-            sums, clip = whole * np.array([clip(part, clip_norm) for part in sums / whole]), _as_it_is
-        sums, rows = (
-            np.tile(part.sum(axis=0), (2, 1)) if name in summed else part
-            for name, part in (("sums", sums), ("rows", rows))
-        )
-        before, after = (1, rows) if late.get("sums") else (late.get("by", _as_it_is)(rows), 1)
-        gradients = np.array([clip(mean, clip_norm) for mean in sums / before]) / after * late.get("times", 1)
-        velocity = probes.MOMENTUM * velocity - probes.LARGE_RATE * gradients
-        weights = weights + velocity
-        seen.append(weights)
-    return np.stack(seen, axis=1)
-
-
-def _as_it_is(value, *_):
-    return value
-
-
-def _one(rows):
-    return 1
-
-
-def _weights_are(*wrongs, **wrong):
-    """Recognise the weights of both replicas after both groups, whatever crossed, by one wrong or any of several."""
-
-    def recognise(answers, seed):
-        got, found = np.array(answers["weights"]), [_weights_of(seed, **each) for each in wrongs or [wrong]]
-        return any(np.allclose(got, each, rtol=1e-4, atol=1e-4, equal_nan=True) for each in found)
-
-    return recognise
-
-
-def _one_device(answers, seed):
-    first = np.concatenate([np.ravel(variable) for variable in probes.replica_groups(seed)[0]])
-    wanted, got = _weights_of(seed)[0], np.array(answers["weights"])
-    if got.shape != (2, *wanted.shape):
-        return "your update returns gradients of other shapes"
-    for group, name in enumerate(("first, clipped", "second")):
-        error = np.max([off(replica[group] - first, wanted[group] - first) for replica in got])
-        if not np.isfinite(error):
-            return f"after the {name} group a weight is not finite"
-        if not error <= FLOAT32:
-            return f"after the {name} group the weights' change is off by {100 * error:,.4g}%"
-    return True
-
-
-def _replicas_alike(answers, seed):
-    error = off(*answers["weights"])
-    return bool(error <= FLOAT32) or (f"they differ by {100 * error:,.4g}%" if np.isfinite(error) else "")
-
-
-def _add_is_silent(answers, seed):
-    numbers = answers["summed"]["add"]
-    return not numbers or f"yours sums {sum(numbers)} numbers in {len(numbers)} all-reduces"
-
-
-def _one_crossing(answers, seed):
-    first, groups = probes.replica_groups(seed)
-    wanted, got = 1 + sum(variable.size for variable in first), sum(answers["summed"]["update"]) / len(groups)
-    if not got and not answers["summed"]["add"]:
-        return "nothing goes through the `all_reduce` that you are given"
-    return got <= wanted or f"yours sums {got:g} numbers per group; weights and rows are {wanted}"
-
-
-def _summed_in_add(answers, seed):
-    return bool(answers["summed"]["add"]) and _one_device(answers, seed) is True
-
-
-REPLICAS = question(
-    name="q5",
-    title="Two replicas, one communication",
-    asks_for=("add", "update"),
-    probe=probes.probe_two_replicas,
-    form={"weights": (forms.any_array,) * 2, "summed": {"add": [forms.size], "update": [forms.size]}},
-    targets=(
-        Target("after each group the weights equal one device's big batch, to 0.001% of their change", _one_device),
-        Target("both replicas have the same weights", _replicas_alike),
-        Target("`add` sums nothing over the replicas", _add_is_silent),
-        Target("`update` sums each gradient once, and the rows", _one_crossing),
-    ),
-    recognise={
-        "every micro-batch": _summed_in_add,
-        "never summed": _weights_are(summed=()),
-        "parts clipped": _weights_are({"local": _as_it_is}, {"local": np.sum}),
-        "sum clipped": _weights_are(sums=True),
-        "each variable alone": _weights_are(clip=_variables_clipped),
-        "unweighted": _weights_are(weight=_one),
-        "not clipped": _weights_are(clip=_as_it_is),
-        "always that long": _weights_are(clip=lambda mean, clip_norm: mean * clip_norm / np.linalg.norm(mean)),
-        "local rows": _weights_are(summed=["sums"]),
-        "rows not counted": _weights_are(count=lambda rows: 0),
-        "not divided": _weights_are(by=_one),
-        "micro-batches counted": _weights_are({"count": _one}, {"count": _one, "weight": _one}),
-        "summed twice": lambda answers, seed: (
-            bool(answers["summed"]["add"]) and _weights_are(by=lambda rows: rows / 2)(answers, seed)
-        ),
-        "divided twice": _weights_are({"by": lambda rows: 2 * rows}, {"times": 0.5}),
-        "summed again": _weights_are({"by": lambda rows: rows / 2}, {"times": 2}),
-        "rows in the norm": _weights_are(clip=lambda mean, norm: mean * min(1, norm / math.hypot(*mean, 1))),
-        "norm squared": _weights_are(clip=lambda mean, norm: mean * min(1, norm / np.linalg.norm(mean) ** 2)),
     },
 )
 

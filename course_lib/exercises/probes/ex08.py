@@ -13,6 +13,7 @@ OPTIMIZERS = ("plain SGD", "momentum", "Adam")
 RATE, MOMENTUM = 0.05, 0.9  # of q2's optimizers
 PLAN_ARGUMENTS = ("global_batch", "replicas", "memory_bytes", "state_bytes", "gradient_bytes", "example_bytes")
 PLAN_ARGUMENTS += ("examples", "epochs", "warmup_examples")
+VARIABLES = (2, 1, 1)  # numbers in each of q5's: a kernel in two parts, and a bias
 LARGE_RATE = 0.5  # of q5, and of q3 in ex08_memory.py, so that a change is not lost in the rounding of what it changes
 
 
@@ -71,7 +72,7 @@ def _far_weights(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray
 
 
 def probe_loops(names, seed):
-    """Of each loop after each run the final weights, as a vector, and the updates that the loop returned."""
+    """Of each loop after each run: the weights, as a vector, the updates that it returned, the optimizer's steps."""
     import keras
 
     makers = (
@@ -85,9 +86,10 @@ def probe_loops(names, seed):
         model = keras.Sequential([keras.Input((len(first[0]),)), keras.layers.Dense(1)])
         for loop in LOOPS:
             model.set_weights(first)
-            updates = names[loop](model, new_optimizer[optimizer](), list(micro_batches), k)
+            own = new_optimizer[optimizer]()
+            updates = names[loop](model, own, list(micro_batches), k)
             weights = np.concatenate([np.ravel(array) for array in model.get_weights()])
-            answers[loop].append({"weights": weights, "updates": int(updates)})
+            answers[loop].append({"weights": weights, "updates": int(updates), "steps": int(own.iterations)})
     return answers
 
 
@@ -148,7 +150,7 @@ def probe_plan(names, seed):
 
 
 def replica_groups(seed: int) -> tuple[list[np.ndarray], list[tuple[float, list]]]:
-    """First weights (3, 1) and (1,); groups (clip_norm, micro-batches [replica] of x (rows, 3), y (rows, 1)).
+    """First weights (2, 1), (1, 1) and (1,); groups (clip_norm, micro-batches [replica] of x (rows, 3), y (rows, 1)).
 
     The first group is clipped and the second is not. One replica has more rows than the other in each group, and no
     group has the 14 rows of the exercise's own.
@@ -164,7 +166,8 @@ def replica_groups(seed: int) -> tuple[list[np.ndarray], list[tuple[float, list]
         return [[shard(int(rows)) for rows in micro_batch] for micro_batch in sizes.T]
 
     groups = [(float(rng.uniform(0.5, 1.0)), group()), (1000.0, group())]
-    return [_far_weights(rng, shape) for shape in ((3, 1), (1,))], groups
+    *kernels, bias = VARIABLES
+    return [_far_weights(rng, shape) for shape in (*((rows, 1) for rows in kernels), (bias,))], groups
 
 
 def probe_two_replicas(names, seed):
@@ -185,7 +188,7 @@ def probe_two_replicas(names, seed):
         return all_reduce
 
     def replica_run(shards):
-        weights, velocity, seen = first, [0.0, 0.0], []
+        weights, velocity, seen = first, [0.0] * len(first), []
         for (clip_norm, _), micro_batches in zip(groups, shards):
             sums = [*(tf.zeros(variable.shape) for variable in weights), tf.zeros(())]
             for x, y in micro_batches:
@@ -204,9 +207,9 @@ def probe_two_replicas(names, seed):
 
 
 def _gradients(weights, x, y):
-    """Of the mean squared error over the rows, by each of the linear model's two variables."""
+    """Of the mean squared error over the rows, by each of the linear model's variables."""
     import tensorflow as tf
 
-    kernel, bias = weights
-    errors = 2 * (x @ kernel + bias - y) / tf.cast(tf.shape(x)[0], tf.float32)
-    return [tf.transpose(x) @ errors, tf.reduce_sum(errors, axis=0)]
+    *kernels, bias = weights
+    errors = 2 * (x @ tf.concat(kernels, axis=0) + bias - y) / tf.cast(tf.shape(x)[0], tf.float32)
+    return [*tf.split(tf.transpose(x) @ errors, VARIABLES[:-1]), tf.reduce_sum(errors, axis=0)]

@@ -75,6 +75,8 @@ def _candidates(gradients, rows) -> dict[str, np.ndarray]:
         "mean of means": np.mean(gradients, axis=0),
         "last dropped": np.mean(gradients[:-1], axis=0),
         "last alone": gradients[-1],
+        "first alone": gradients[0],
+        "all full": np.sum(gradients, axis=0) * rows[0] / sum(rows),
         "sum of means": np.sum(gradients, axis=0),
         "sum over rows": sum(rows) * right,
     }
