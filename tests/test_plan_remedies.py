@@ -347,7 +347,7 @@ def test_what_the_published_runs_were_read_without_is_said():
             == f"The published runs behind the interval were read without {words}: it may be too narrow here."
         )
     cluster = planner.Cluster(planner.find_chip("l40s-48gb"), 1)
-    line = "The published runs behind the interval were read without l40s-48gb among their chips: it may be too narrow"
+    line = "The published runs behind the interval were read without the chip l40s-48gb: it may be too narrow"
     found = planner.search(MODELS["gpt2-124m"], cluster, 4)
     assert planner.predict(MODELS["gpt2-124m"], cluster, planner.Layout(), 4).note == found.note == f"{line} here."
     assert repr(found).endswith(f"\n{found.note}") and found._repr_html_().endswith(f"<p>{found.note}</p>")

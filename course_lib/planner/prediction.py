@@ -158,7 +158,7 @@ def predict(
 def _unmeasured(chain: Chain, layout: Layout, chip: Chip) -> list[str]:
     """What of a model, a layout and a chip is planned by formulas alone."""
     kinds = {
-        f"{chip.name} among their chips": chip.name not in chips_of_runs(),
+        f"the chip {chip.name}": chip.name not in chips_of_runs(),
         "another optimizer than Adam": chain.slots != 2,
         "frozen weights": chain.frozen_bytes > FEW * chain.parameters,
         "experts": chain.experts > 1,

@@ -1,4 +1,4 @@
-"""Exercise 05: batches of few shapes, a layout that fits a chip, tiles, rows per host; q5 is in ex05_slices.
+"""Exercise 05: batches of few shapes, a layout that fits a chip, rows per host; q3 is in ex05_tiles, q5 in ex05_slices.
 
 Needs NumPy; the wrong answers need JAX when they run, and those of q2 the TPU compiler.
 """
@@ -11,9 +11,11 @@ import numpy as np
 from course_lib import tpu
 from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.judges.ex05_slices import SLICES
+from course_lib.exercises.judges.ex05_tiles import TILES
 from course_lib.exercises.judges.numbers import off
+from course_lib.exercises.judges.stops import stopped_by
 from course_lib.exercises.probes import ex05 as probes
-from course_lib.exercises.probes.cases import REFUSED
+from course_lib.exercises.probes.salted_hash import SALTED
 from course_lib.exercises.question import Target
 
 question = question_maker.of("05_tpu")
@@ -159,6 +161,29 @@ def _several_in_a_row(answers, seed):
     return rows < len(examples) and sum(weights.sum() for weights in answers["weights"]) == sum(map(len, examples))
 
 
+def _in_pieces(answers, seed):
+    """All tokens have a weight, and stand in more rows than there are examples."""
+    examples = probes.corpus(seed)["examples"]
+    rows = sum(int((weights != 0).any(axis=1).sum()) for weights in answers["weights"])
+    return rows > len(examples) and sum(weights.sum() for weights in answers["weights"]) == sum(map(len, examples))
+
+
+def _refilled(answers, seed):
+    """All batches of one shape are the same, and some shape has several."""
+    shapes = [tokens.shape for tokens in answers["tokens"]]
+    same = {(tokens.shape, tokens.tobytes(), w.tobytes()) for tokens, w in zip(answers["tokens"], answers["weights"])}
+    return len(same) == len({*shapes}) < len(shapes)
+
+
+def _one_weight_short(answers, seed):
+    found = Counter(row for batch in _found(answers) for row in batch)
+    examples = [tuple(example.tolist()) for example in probes.corpus(seed)["examples"]]
+    return found in (
+        Counter(filter(None, (one[:-1] for one in examples))),
+        Counter(one[:-1] or one for one in examples),
+    )
+
+
 def _padded_in_front(answers, seed):
     """Every example is there, at the end of its row."""
     if _missing(answers, seed) or _repeated(answers, seed):
@@ -188,6 +213,9 @@ FEW_SHAPES = question(
         ),
         "whole rows weighted": _whole_rows_weighted,
         "several in a row": _several_in_a_row,
+        "in pieces": _in_pieces,
+        "filled again": _refilled,
+        "one weight short": _one_weight_short,
         "copies as filling": lambda answers, seed: bool(_repeated(answers, seed)) and not _missing(answers, seed),
         "remainder dropped": lambda answers, seed: bool(_missing(answers, seed)) and not _repeated(answers, seed),
         "padded in front": _padded_in_front,
@@ -315,130 +343,13 @@ FITS = question(
         "copies everywhere": _nothing_cut("data"),
         "fsdp alone": _nothing_cut("fsdp"),
         "order of the cuts": _wide_result_travels,
+        "rows, then columns": lambda answers, seed: _kernel_axes(answers) == (_ROWS, _COLUMNS),
+        "one kernel whole": lambda answers, seed: (
+            answers["chosen"]["layout"] == "data" and _kernel_axes(answers).count(_WHOLE) == 1
+        ),
         "model axis too short": lambda answers, seed: (
             _kernel_axes(answers) == (_COLUMNS, _ROWS) and answers["chosen"]["mesh"]["model"] == 2
         ),
-    },
-)
-
-
-# q3: tiles
-
-
-def _stored(rows, columns, itemsize):
-    """Bytes in whole tiles, with the better side along the 128."""
-    return min(_tiled(rows, columns), _tiled(columns, rows)) * itemsize
-
-
-def _taken(case, width):
-    """Bytes of both kernels."""
-    shapes = (case["inputs"], width), (width, case["outputs"])
-    return sum(_stored(*shape, case["itemsize"]) for shape in shapes)
-
-
-def _widest(case):
-    """The largest width within the budget, which is a multiple of 8 as a tile is, or REFUSED."""
-    most = case["budget_bytes"] // (case["itemsize"] * (case["inputs"] + case["outputs"]))  # without padding
-    return next((w for w in range(most // 8 * 8, 0, -8) if _taken(case, w) <= case["budget_bytes"]), REFUSED)
-
-
-def _bytes_exact(answers, seed):
-    for (rows, columns, itemsize), got in zip(probes.matrices(seed), answers["bytes"], strict=True):
-        if got != (wanted := _stored(rows, columns, itemsize)):
-            tile = 8 * 128 * itemsize
-            if wanted <= 2 * tile:
-                said = f"{got / tile:g} tiles, and {wanted // tile} are wanted"
-            else:
-                said = f"{got:,} B, and the numbers alone are {rows * columns * itemsize:,} B"
-            return f"({rows}, {columns}) of {itemsize} B each: yours is {said}"
-    return True
-
-
-def _bytes_are(wrong):
-    """Recognise wrong(rows, columns, itemsize) as the bytes of every matrix."""
-    return lambda answers, seed: answers["bytes"] == [wrong(*matrix) for matrix in probes.matrices(seed)]
-
-
-def _widths_are(wrong):
-    """Recognise right bytes, and wrong(the right width) as every width."""
-
-    def recognise(answers, seed):
-        wanted = [_widest(case) for case in probes.budgets(seed)]
-        return _bytes_exact(answers, seed) is True and all(
-            got == wrong(width) for got, width in zip(answers["widths"], wanted, strict=True) if width != REFUSED
-        )
-
-    return recognise
-
-
-def _tiled(by_8, by_128, up=math.ceil):
-    return 8 * up(by_8 / 8) * 128 * up(by_128 / 128)
-
-
-def _search(case):
-    tiles = case["budget_bytes"] / _tile(case)
-    budget = f"{tiles:.5g} tiles" if _is_small(case) else f"{case['budget_bytes']:,} B"
-    return f"inputs {case['inputs']}, outputs {case['outputs']}, {case['itemsize']} B each, budget {budget}: yours "
-
-
-def _tile(case):
-    return 8 * 128 * case["itemsize"]
-
-
-def _is_small(case):
-    return case["budget_bytes"] <= 4 * _tile(case)
-
-
-def _each_width(detail):
-    """A target over the searches: detail(case, width, wanted) says what is wrong, or nothing."""
-
-    def holds(answers, seed):
-        for case, got in zip(probes.budgets(seed), answers["widths"], strict=True):
-            if wrong := detail(case, got, _widest(case)):
-                return _search(case) + wrong
-        return True
-
-    return holds
-
-
-def _another_width(case, got, wanted):
-    if REFUSED not in (got, wanted) and got != wanted:
-        if _is_small(case):
-            takes, wants = (_taken(case, width) // _tile(case) for width in (got, wanted))
-            return f"is {got:g} and takes {takes} tiles; {wanted} takes {wants}"
-        return f"is {got:,}, and takes {_taken(case, got):,} B"
-
-
-def _width_or_error(case, got, wanted):
-    if (got == REFUSED) != (wanted == REFUSED):
-        return f"raises ValueError, and {wanted} fits" if got == REFUSED else f"is {got:g}, and none fits"
-
-
-_REFUSED = forms.words(REFUSED)
-TILES = question(
-    name="q3",
-    title="What a matrix takes in tiles",
-    asks_for=("stored_bytes", "widest"),
-    probe=probes.probe_tiles,
-    form={"bytes": [forms.number], "widths": [forms.either(forms.number, _REFUSED)]},
-    targets=(
-        Target("every matrix's bytes as the chip stores it, to the byte", _bytes_exact),
-        Target("the largest width with which two kernels stay within the budget", _each_width(_another_width)),
-        Target("a ValueError where no width of 8 or more does, and only there", _each_width(_width_or_error)),
-    ),
-    recognise={
-        "no tiles": _bytes_are(lambda rows, columns, itemsize: rows * columns * itemsize),
-        "rounded as a whole": _bytes_are(
-            lambda rows, columns, itemsize: math.ceil(rows * columns / 1024) * 1024 * itemsize
-        ),
-        "one way round": _bytes_are(lambda rows, columns, itemsize: _tiled(rows, columns) * itemsize),
-        "other way round": _bytes_are(lambda rows, columns, itemsize: _tiled(columns, rows) * itemsize),
-        "larger side": _bytes_are(
-            lambda rows, columns, itemsize: max(_tiled(rows, columns), _tiled(columns, rows)) * itemsize
-        ),
-        "numbers, not bytes": _bytes_are(lambda rows, columns, itemsize: _stored(rows, columns, 1)),
-        "one too many": _widths_are(lambda width: width + 1),
-        "one too few": _widths_are(lambda width: width - 1),
     },
 )
 
@@ -551,6 +462,16 @@ def _widths(answers, seed, width_of):
     )
 
 
+def _once_for_each_chip(answers, seed):
+    """Where neighbouring chips share a part, a host's rows are there as often."""
+    batch = probes.data_set(seed)["global_batch"]
+    wide = _widths(answers, seed, lambda cluster: cluster.chips * batch // cluster.data)
+    return wide and all(
+        _repeats(read[0]) == (len(cluster.parts(0)) < cluster.chips)
+        for cluster, read in zip(probes.CLUSTERS, answers["read"], strict=True)
+    )
+
+
 def _fewer_steps(answers, seed):
     """Whether hosts read as many rows in a step as their chips compute, but some run out early."""
     pairs = [(read[0].shape, _wanted_shape(c, 0, seed)) for c, read in zip(probes.CLUSTERS, answers["read"])]
@@ -584,6 +505,12 @@ def _same_order(other):
     )
 
 
+def _another_batch_on_others(answers, seed):
+    if _shapes_right(answers, seed) is not True or _same_on_all(answers, seed) is True:
+        return False
+    return _copies_agree(answers, seed) is _each_once(answers, seed) is _order_right(answers, seed) is True
+
+
 HOSTS = question(
     name="q4",
     title="Which host reads what",
@@ -605,6 +532,10 @@ HOSTS = question(
         "whole batch on each": lambda answers, seed: _widths(
             answers, seed, lambda cluster: probes.data_set(seed)["global_batch"]
         ),
+        "once for each chip": _once_for_each_chip,
+        "one part for each host": lambda answers, seed: _widths(
+            answers, seed, lambda cluster: probes.data_set(seed)["global_batch"] // cluster.data
+        ),
         "drawn twice": lambda answers, seed: _repeats(answers["read"][0][0]),
         "shuffled on each host": _orders_of_hosts,
         "another part of the mesh": _another_part,
@@ -617,6 +548,8 @@ HOSTS = question(
         ),
         "same order in each epoch": _same_order("next_epoch"),
         "seed ignored": _same_order("next_seed"),
+        "hash of a text": stopped_by(SALTED),
+        "by the number of hosts": _another_batch_on_others,
     },
 )
 

@@ -90,6 +90,7 @@ SLICES = question(
         "whole buffer twice": _figures_are("sent_bytes", lambda case, chips, sent: sent * chips / (chips - 1)),
         "every trip whole": _figures_are("sent_bytes", lambda case, chips, sent: sent * chips),
         "numbers, not bytes": _figures_are("sent_bytes", lambda case, chips, sent: sent / case["gradient_bytes"]),
+        "always float32": _figures_are("sent_bytes", lambda case, chips, sent: sent / case["gradient_bytes"] * 4),
         "bits": _figures_are("sent_bytes", lambda case, chips, sent: sent * 8),
         "global batch returned": _figures_are("chip_batch", lambda case, chips, rows: rows * chips),
         "whole limit used": _figures_are("chip_batch", lambda case, chips, rows: case["largest_batch"] // chips),

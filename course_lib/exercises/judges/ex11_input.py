@@ -7,7 +7,9 @@ from collections import Counter
 import numpy as np
 
 from course_lib.exercises.judges import forms, question_maker
+from course_lib.exercises.judges.stops import stopped_by
 from course_lib.exercises.probes import ex11 as probes
+from course_lib.exercises.probes.salted_hash import SALTED
 from course_lib.exercises.question import Target
 
 question = question_maker.of("11_capstone")
@@ -256,6 +258,7 @@ INPUT = question(
         Target("no two local batches share a key, in any epoch", _own_keys),
     ),
     recognise={
+        "hash of a text": stopped_by(SALTED),
         "no seed": _another_order_each_time,
         "last rows dropped": _in_every_epoch(_last_rows_dropped),
         "leftovers dropped": _in_every_epoch(_leftovers_dropped),

@@ -13,6 +13,7 @@ from course_lib.exercises.given.capstone_cases import PARTS, WARMUP, digits_case
 from course_lib.exercises.given.trainer import Trainer
 from course_lib.exercises.probes.cases import shuffled
 from course_lib.exercises.probes.replicas import are_identical, counted_runs, mirrored_strategy
+from course_lib.exercises.probes.salted_hash import alike_in_processes
 from course_lib.exercises.probes.state import copies_of
 
 EPOCHS = ((0, True), (1, True), (0, True), (0, False))  # of q1: (epoch, training), one of them asked for again
@@ -46,7 +47,7 @@ def drawn_input(seed: int) -> dict[str, int]:
 
 def probe_batches(names, seed):
     """Who saw which rows in each case's epochs, with which keys they were augmented, and whether labels fit."""
-    replica_batches, drawn = names["replica_batches"], drawn_input(seed)
+    replica_batches, drawn = alike_in_processes(names["replica_batches"]), drawn_input(seed)
     return {
         "cases": [[_one_epoch(replica_batches, case, *epoch) for epoch in EPOCHS] for case in input_cases(seed)],
         "later": [_one_epoch(replica_batches, drawn, epoch, True) for epoch in LATER],
