@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 USUAL = ("train_step", "train_step", "save", "train_step", "evaluate", "train_step", "save", "train_step", "train_step")
+OWN = {7: "summary", 8: "export", 9: "predict"}  # a call that is none of these, by their number
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def _dead(rng, length):
 
 
 def _dead_in_its_own_call(rng, length):
-    return _waiting(USUAL[:length]), replace(_waiting((*USUAL[: length - 1], "summary")), state="ended")
+    return _waiting(USUAL[:length]), replace(_waiting((*USUAL[: length - 1], OWN[length])), state="ended")
 
 
 def _one_fewer(rng, length):
@@ -75,18 +76,31 @@ def _one_fewer(rng, length):
 
 
 def _in_its_own_call(rng, length):
-    return _waiting(USUAL[:length]), _waiting((*USUAL[: length - 1], "summary"))
+    return _waiting(USUAL[:length]), _waiting((*USUAL[: length - 1], OWN[length]))
 
 
 def _came_back_from_its_own_call(rng, length):
     """The sums went on with what they got; only the numbers of the calls are shifted."""
     place = int(rng.integers(1, length - 2))
-    return _waiting(USUAL[:length]), _waiting((*USUAL[:place], "summary", *USUAL[place : length - 1]))
+    return _waiting(USUAL[:length]), _waiting((*USUAL[:place], OWN[length], *USUAL[place : length - 1]))
+
+
+def _through_after_its_own_call(rng, length):
+    """So it is no longer in it, nor in any other."""
+    place = int(rng.integers(1, length - 2))
+    calls = (*USUAL[:place], OWN[length], *USUAL[place : length - 2])
+    return _waiting(USUAL[:length]), SeenTask("", state="returned", calls=calls)
+
+
+def _twice_in_its_own_call(rng, length):
+    place = int(rng.integers(1, length - 3))
+    calls = (*USUAL[:place], OWN[length], OWN[length], *USUAL[place : length - 3])
+    return _waiting(USUAL[:length]), SeenTask("", calls=calls, at=str(rng.choice(["own code", "input"])))
 
 
 def _last_in_its_own_call(rng, length):
     """All others have returned."""
-    return SeenTask("", state="returned", calls=USUAL[:length]), _waiting((*USUAL[:length], "summary"))
+    return SeenTask("", state="returned", calls=USUAL[:length]), _waiting((*USUAL[:length], OWN[length]))
 
 
 def _swapped(rng, length):
@@ -125,4 +139,4 @@ def _computes(rng, length):
 
 _WAYS = (_late, _back_too_soon, _dead_too_soon, _dead, _dead_in_its_own_call, _one_fewer, _in_its_own_call)
 _WAYS += (_came_back_from_its_own_call, _last_in_its_own_call, _swapped, _once_more, _left_out, _left_out_and_reads)
-_WAYS += (_reads, _computes, _another_first)
+_WAYS += (_reads, _computes, _another_first, _through_after_its_own_call, _twice_in_its_own_call)
