@@ -53,7 +53,7 @@ def mixed_order(seed: int, gaps: bool = False) -> dict[str, object]:
           True: other kinds, orders of all sorts, and kinds that one worker lacks in a step, or both
     """
     rng, steps = np.random.default_rng(seed), 8
-    kinds = [str(kind) for kind in (rng.permutation(MORE_KINDS)[:5] if gaps else rng.permutation(KINDS))]
+    kinds = [str(kind) for kind in (rng.permutation(MORE_KINDS)[:6] if gaps else rng.permutation(KINDS))]
     goals = dict(zip(kinds, rng.normal(size=(len(kinds), 3)) * 2))
     odd, since = int(rng.integers(WORKERS)), int(rng.integers(2, 5))
     lacking = _lacking(rng, steps, len(kinds)) if gaps else {}
@@ -90,8 +90,8 @@ def _lacking(rng, steps, kinds) -> dict[tuple[int, int], set[int]]:
 def bad_rows(seed: int, several: bool = False) -> dict[str, object]:
     """q4: for each worker and step (rows (6, 3), targets (6,)); in some a number is not finite.
 
-    several  False: one worker has one bad batch. True: one has two, the other one, and in one step both are bad;
-             in the first step of all that is bad stands an infinite number, and one of the numbers is a target
+    several  False: one worker has one bad batch. True: one has a nan, and later an infinite number; after both,
+             the other has a bad target, and in one step both are bad
     """
     rng, steps, rows = np.random.default_rng(seed), 10, 6
     goal = rng.normal(size=3)
@@ -100,14 +100,15 @@ def bad_rows(seed: int, several: bool = False) -> dict[str, object]:
     one, chosen = int(rng.integers(WORKERS)), rng.permutation(np.arange(2, steps - 1))
     places = [(one, chosen[0])]
     if several:
-        places += [(one, chosen[1]), (1 - one, chosen[2]), (one, chosen[3]), (1 - one, chosen[3])]
-    first = min(places, key=lambda place: place[1])
+        early, late = np.split(np.sort(chosen[:4]), 2)
+        target, both = rng.permutation(late)
+        places = [(one, early[0]), (one, early[1]), (1 - one, target), (one, both), (1 - one, both)]
     for number, place in enumerate(places):
         row, column, value = rng.integers(rows), rng.integers(3), rng.choice([np.nan, np.inf])
         if number == 2:
-            y[place][row] = np.inf if place == first else value
+            y[place][row] = value
         else:
-            x[place][row, column] = np.inf if several and place == first else value
+            x[place][row, column] = (np.nan, np.inf)[number] if several and number < 2 else value
     shards = [[(x[w, step].tolist(), y[w, step].tolist()) for step in range(steps)] for w in range(WORKERS)]
     return {"shards": shards, "first_weights": rng.normal(size=3).tolist(), "first_rate": float(rng.uniform(0.1, 0.2))}
 

@@ -1,184 +1,21 @@
-"""Exercise 12: reports that are read, and programs that hang, diverge and crawl, diagnosed and repaired.
+"""Exercise 12: programs that hang, diverge and crawl, diagnosed and repaired; q1, reports, is in ex12_reports.
 
 Needs NumPy; TensorFlow in the worker processes of q2 to q5.
 """
 
 import functools
+import itertools
 
 import numpy as np
 
 from course_lib.exercises.given import incidents
-from course_lib.exercises.given.seen_tasks import seen_jobs
 from course_lib.exercises.judges import forms, question_maker
+from course_lib.exercises.judges.ex12_reports import DIAGNOSE
 from course_lib.exercises.probes import ex12 as probes
 from course_lib.exercises.question import Target
 
 question = question_maker.of("12_when_it_hangs")
 CLOSE = 1e-5  # relative: 0.001%; the programs compute in float64
-
-
-# q1: reports
-
-
-def _departs(one, others):
-    """Whether at some place its call is none of the others'."""
-    return any(
-        call not in {other.calls[place] for other in others if place < len(other.calls)}
-        for place, call in enumerate(one.calls)
-    )
-
-
-_RULES = {
-    "lost": lambda one, others: one.state == "ended",
-    "not started": lambda one, others: not one.joined,
-    "entered alone": lambda one, others: not {*one.calls} <= {call for other in others for call in other.calls},
-    "other order": _departs,
-    "data ended": lambda one, others: one.state == "returned",
-    "input": lambda one, others: one.at == "input",
-    "own code": lambda one, others: one.at == "own code",
-}
-
-
-def _others(one, tasks):
-    return [other for other in tasks if other is not one]
-
-
-def _cause(tasks):
-    """(task, cause) by the rules of the question."""
-    fitting = ((one.name, cause) for cause, fits in _RULES.items() for one in tasks if fits(one, _others(one, tasks)))
-    return next(fitting)
-
-
-def _tasks_first(tasks):
-    """The same, but a task that comes first is named before a rule that comes first."""
-    fitting = ((one.name, cause) for one in tasks for cause, fits in _RULES.items() if fits(one, _others(one, tasks)))
-    return next(fitting)
-
-
-def _jobs(answers, seed):
-    """tasks, (task, cause) of the answer, (task, cause) by the rules; the shortest records first."""
-    rows = [(job, said, _cause(job)) for job, said in zip(seen_jobs(seed), answers["jobs"], strict=True)]
-    return sorted(rows, key=lambda row: sum(len(one.calls) for one in row[0]))
-
-
-def _described(tasks):
-    """A job in one line: what several tasks share stands there once."""
-    alike = {}
-    for one in tasks:
-        inside, after = f"in call {len(one.calls)}", f"after {len(one.calls)} calls"
-        where = inside if one.inside else f"at {one.at}" if one.at else after
-        said = [one.state, *([] if one.joined else ["not joined"]), where]
-        calls = f" ({' '.join(one.calls)})" if one.calls else ""
-        alike.setdefault(f"{', '.join(said)}{calls}", []).append(one.name.split()[1])
-    return "; ".join(f"worker {' and '.join(names)}: {text}" for text, names in alike.items())
-
-
-def _right_task(answers, seed):
-    for job, (task, _), (wanted, _) in _jobs(answers, seed):
-        if task != wanted:
-            return f"you say {task!r} where the job is {_described(job)}"
-    return True
-
-
-def _right_cause(answers, seed):
-    for job, (_, cause), (_, wanted) in _jobs(answers, seed):
-        if cause != wanted:
-            return f"you say {cause!r} where the job is {_described(job)}"
-    return True
-
-
-def _misread(due, *said):
-    """A recogniser: for a job with this cause the answer says one of the others."""
-
-    def recognise(answers, seed):
-        return any(wanted == due and cause in said for _, (_, cause), (_, wanted) in _jobs(answers, seed))
-
-    return recognise
-
-
-def _wrong_where(due, differs):
-    """A recogniser: of the jobs with this cause, just those are wrong where differs(task, another one) is true.
-
-    differs  None where the job may be right or wrong
-    """
-
-    def recognise(answers, seed):
-        found = set()
-        for job, said, wanted in _jobs(answers, seed):
-            if wanted[1] == due:
-                (odd,) = (one for one in job if one.name == wanted[0])
-                found.add((differs(odd, _others(odd, job)[0]), tuple(said) != wanted))
-        return (True, True) in found and not found & {(True, False), (False, True)}
-
-    return recognise
-
-
-def _same_calls(odd, other):
-    return sorted(odd.calls) == sorted(other.calls) if len(odd.calls) == len(other.calls) else None
-
-
-def _repeats_its_own(odd, other):
-    return any(odd.calls.count(call) > 1 for call in {*odd.calls} - {*other.calls})
-
-
-def _order_before_alone(answers, seed):
-    """Where an own call stands at a place where the others have another one, the answer says other order."""
-    rows = [(job, cause) for job, (_, cause), (_, wanted) in _jobs(answers, seed) if wanted == "entered alone"]
-    apart = [cause for job, cause in rows if any(len({*calls}) > 1 for calls in zip(*(one.calls for one in job)))]
-    return all(cause == "other order" for cause in apart)
-
-
-def _first_departs(answers, seed):
-    """The first task is named where another one departs."""
-    return any(
-        cause == due == "other order" and task == "worker 0" != wanted
-        for _, (task, cause), (wanted, due) in _jobs(answers, seed)
-    )
-
-
-def _who_waits_to_start(answers, seed):
-    return any(
-        cause == due == "not started" and any(one.name == task and one.at == "strategy" for one in job)
-        for job, (task, cause), (_, due) in _jobs(answers, seed)
-    )
-
-
-def _by_tasks(answers, seed):
-    return all(tuple(said) == _tasks_first(job) for job, said, _ in _jobs(answers, seed))
-
-
-def _leaves_out(answers, seed):
-    """Some task is never named, though every one is due."""
-    return {task for _, _, (task, _) in _jobs(answers, seed)} > {task for _, (task, _), _ in _jobs(answers, seed)}
-
-
-DIAGNOSE = question(
-    name="q1",
-    title="Read the reports",
-    asks_for=("diagnose",),
-    probe=probes.probe_diagnose,
-    form={"jobs": [(forms.text, forms.text)]},
-    targets=(Target("the right task in all jobs", _right_task), Target("the right cause in all jobs", _right_cause)),
-    recognise={
-        "last calls alone": _wrong_where("other order", lambda odd, other: odd.calls[-1] == other.calls[-1]),
-        "returned first": _wrong_where("other order", lambda odd, other: odd.state == "returned"),
-        "differs from one": _first_departs,
-        "nobody's own call": _order_before_alone,
-        "who waits to start": _who_waits_to_start,
-        "lost comes first": _misread("lost", "not started", "entered alone"),
-        "own call earlier": _wrong_where("entered alone", lambda odd, other: odd.calls[-1] in other.calls),
-        "alone while inside": _wrong_where("entered alone", lambda odd, other: not odd.inside),
-        "counted once": _wrong_where("entered alone", _repeats_its_own),
-        "calls without order": _wrong_where("other order", _same_calls),
-        "one call less": _wrong_where("other order", lambda odd, other: len(odd.calls) < len(other.calls)),
-        "a call behind": lambda answers, seed: (
-            _misread("input", "data ended")(answers, seed) or _misread("own code", "data ended")(answers, seed)
-        ),
-        "one task after the other": _by_tasks,
-        "a task left out": _leaves_out,
-    },
-    wrong={"one task after the other": _tasks_first, "a task left out": lambda tasks: ("worker 1", _cause(tasks)[1])},
-)
 
 
 # What q2 to q5 share
@@ -227,8 +64,17 @@ def _close(answers, wanted):
     return all(own.shape == np.shape(wanted) and np.allclose(own, wanted, rtol=CLOSE) for own in _weights(answers))
 
 
-def _other(task):
-    return {"worker 0": "worker 1", "worker 1": "worker 0"}[task]
+TASK, CAUSE, STEP = range(3)  # of a diagnosis
+
+
+def _said(place, wanted, more=0):
+    """A recogniser: at that place of its diagnosis stands another thing than is wanted; or a step more by so many."""
+
+    def recognise(answers, seed):
+        said, due = answers["diagnosis"][place], wanted()[place]
+        return said == due + more if more else said != due
+
+    return recognise
 
 
 # q2: a loop that one worker leaves
@@ -284,6 +130,52 @@ def _mean_of_means(seed):
     return int((losses[:, :2].mean(axis=1) < threshold).argmax())
 
 
+def _trained(seed, step_of):
+    """Both workers' weights before each step, where step_of gives their steps.
+
+    step_of  (the gradients of their sums, rows, whether the own loss is below the threshold) -> (workers, 3)
+    """
+    settings = incidents.early_stop(seed)
+    shards = [tuple(map(np.array, shard)) for shard in settings["shards"]]
+    weights, history = np.array([settings["first_weights"]] * incidents.WORKERS), []
+    for _ in range(settings["most_steps"]):
+        history.append(weights)
+        errors = [x @ own - y for (x, y), own in zip(shards, weights)]
+        sums = np.array([2 * x.T @ error for (x, _), error in zip(shards, errors)])
+        below = np.array([np.mean(error**2) < settings["threshold"] for error in errors])
+        steps = step_of(sums, np.array([[len(error)] for error in errors]), below[:, None])
+        weights = weights - settings["learning_rate"] * steps
+    return history
+
+
+def _trained_by(step_of):
+    """A recogniser: each worker's weights are those that it has then after its steps."""
+
+    def recognise(answers, seed):
+        history = _trained(seed, step_of)
+        due = [history[steps][worker] for worker, steps in enumerate(_steps(answers))]
+        return all(np.allclose(own, wanted, rtol=CLOSE) for own, wanted in zip(_weights(answers), due))
+
+    return recognise
+
+
+def _other_steps(answers, seed, weights_after):
+    """Both workers return the same wrong number of steps, and one device's weights after weights_after(it)."""
+    steps, other = _steps(answers)
+    wrong = steps == other != _stops(seed)[-1]
+    return wrong and _close(answers, _descent(seed)[0][weights_after(steps)])
+
+
+def _rounded(answers, seed):
+    weights, due = _weights(answers), _descent(seed)[0][_stops(seed)[-1]]
+    return any(all((np.round(due, places) == own).all() for own in weights) for places in range(1, 6))
+
+
+def _reads_others(answers, seed):
+    """It takes another worker's rows, which are None, for rows."""
+    return "NoneType" in answers["stopped"]["error"] and "shards" in answers["stopped"]["line"]
+
+
 _STOPPED = {"steps": forms.size, "weights": forms.any_array, str: forms.anything}
 _DIAGNOSIS = (forms.text, forms.text, forms.whole)
 EARLY_STOP = question(
@@ -307,7 +199,18 @@ EARLY_STOP = question(
         "all on their own": _stopped_after(lambda seed: max(_stops(seed)[:2])),
         "mean of means": _stopped_after(_mean_of_means),
         "one step more": _stopped_after(lambda seed: _stops(seed)[-1] + 1),
-        "who waits": lambda answers, seed: answers["diagnosis"][0] == _other(_left_first()[0]),
+        "updates counted": lambda answers, seed: _other_steps(answers, seed, lambda steps: _stops(seed)[-1]),
+        "another number of updates": lambda answers, seed: _other_steps(answers, seed, lambda steps: steps),
+        "mean gradients": _trained_by(lambda sums, rows, below: np.mean(sums / rows, axis=0)),
+        "each alone": _trained_by(lambda sums, rows, below: sums / rows),
+        "zeros of one that is through": _trained_by(
+            lambda sums, rows, below: np.sum(sums * ~below, axis=0) / sum(rows)
+        ),
+        "rounded": _rounded,
+        "others' rows": _reads_others,
+        "who waits": _said(TASK, _left_first),
+        "another cause": _said(CAUSE, _left_first),
+        "one update more": _said(STEP, _left_first, more=1),
     },
 )
 
@@ -326,27 +229,78 @@ def _orders_part():
 
 @functools.lru_cache(maxsize=64)
 def _by_kind(seed, rule="right"):
-    """The weights after each step on one device, (steps, 3); or what a known mistake makes of them.
+    """The weights after each step on one device, (steps, 3); or what a known mistake of _MEANS makes of them.
 
-    rule  "absent": absent kinds count with a gradient of 0; "rows": all rows alike;
-          "means": the mean over the workers that have the kind of their own means
+    rule  "kept": the sums of earlier steps stay
     """
     settings = incidents.mixed_order(seed, gaps=True)
-    weights, history = np.array(settings["first_weights"]), []
+    weights, history, kept = np.array(settings["first_weights"]), [], {}
     for batches in zip(*settings["shards"]):
         found = {kind: [_of_kind(batch, weights, kind) for batch in batches] for kind in settings["kinds"]}
-        present = [parts for parts in found.values() if sum(rows for _, rows in parts)]
-        means = [sum(sums for sums, _ in parts) / sum(rows for _, rows in parts) for parts in present]
-        if rule == "absent":
-            means += [np.zeros(3)] * (len(found) - len(present))
-        elif rule == "rows":
-            counts = [sum(rows for _, rows in parts) for parts in present]
-            means = [np.average(means, axis=0, weights=counts)]
-        elif rule == "means":
-            means = [np.mean([sums / rows for sums, rows in parts if rows], axis=0) for parts in present]
+        if rule == "kept":
+            kept = {kind: parts + kept.get(kind, []) for kind, parts in found.items()}
+            found = kept
+        means = _MEANS.get(rule, _means_of_kinds)(found.values())
         weights = weights - settings["learning_rate"] * np.mean(means, axis=0)
         history.append(weights)
     return np.array(history)
+
+
+def _means_of_kinds(found):
+    """The mean of each kind that is there. found: of each kind (the sum of its rows' gradients, rows) by worker"""
+    return [_pooled(parts) for parts in found if _rows(parts)]
+
+
+def _pooled(parts):
+    return sum(sums for sums, _ in parts) / max(1, _rows(parts))
+
+
+def _rows(parts):
+    return sum(rows for _, rows in parts)
+
+
+_MEANS = {
+    "absent": lambda found: [_pooled(parts) for parts in found],
+    "rows": lambda found: [_pooled([part for parts in found for part in parts])],
+    "means": lambda found: [np.mean([s / n for s, n in parts if n], axis=0) for parts in found if _rows(parts)],
+    "means of all": lambda found: [
+        np.mean([s / max(1, n) for s, n in parts], axis=0) for parts in found if _rows(parts)
+    ],
+    "added": lambda found: [np.sum(_means_of_kinds(found), axis=0)],
+    "both have": lambda found: [_pooled(parts) for parts in found if all(rows for _, rows in parts)],
+    "worker 0 has": lambda found: [_pooled(parts) for parts in found if parts[0][1]],
+    "worker 1 has": lambda found: [_pooled(parts) for parts in found if parts[1][1]],
+    "a row more": lambda found: [_pooled([(sums, max(1, rows)) for sums, rows in parts]) for parts in found],
+}
+
+
+def _kinds_by(*rules):
+    """A recogniser: the weights are those of one of these mistakes."""
+    return lambda answers, seed: any(_close(answers, _by_kind(seed, rule)) for rule in rules)
+
+
+def _before_the_update(answers, seed):
+    first, history = incidents.mixed_order(seed, gaps=True)["first_weights"], _by_kind(seed)
+    return _close(answers, [first, *history[:-1]])
+
+
+def _last_ones(answers, seed):
+    history = _by_kind(seed)
+    return _close(answers, [history[-1]] * len(history))
+
+
+def _sums_of_two_kinds(answers, seed):
+    """After one step the weights are those where the workers go through the kinds each in another order."""
+    settings = incidents.mixed_order(seed, gaps=True)
+    first, kinds = np.array(settings["first_weights"]), settings["kinds"]
+    one, other = (
+        np.array([np.append(*_of_kind(batches[0], first, kind)) for kind in kinds]) for batches in settings["shards"]
+    )
+    sums = one + other[list(itertools.permutations(range(len(kinds))))]  # (orders, kinds, 4)
+    means = np.nanmean(sums[..., :3] / sums[..., 3:], axis=1)
+    right, *others = first - settings["learning_rate"] * means
+    weights = _weights(answers)[0][0]
+    return not np.allclose(right, weights) and any(np.allclose(due, weights, rtol=CLOSE) for due in others)
 
 
 def _of_kind(batch, weights, kind):
@@ -391,10 +345,19 @@ MIXED_ORDER = question(
         "own kinds": _hangs,
         "nobody's mean": lambda answers, seed: not all(np.isfinite(own).all() for own in _weights(answers)),
         "own mean": _own_mean,
-        "absent kinds count": lambda answers, seed: _close(answers, _by_kind(seed, "absent")),
-        "all rows alike": lambda answers, seed: _close(answers, _by_kind(seed, "rows")),
-        "mean of means": lambda answers, seed: _close(answers, _by_kind(seed, "means")),
-        "one step late": lambda answers, seed: answers["diagnosis"] == [*_orders_part()[:2], _orders_part()[2] + 1],
+        "absent kinds count": _kinds_by("absent"),
+        "all rows alike": _kinds_by("rows"),
+        "mean of means": _kinds_by("means", "means of all"),
+        "means added up": _kinds_by("added"),
+        "one lacks it": _kinds_by("both have", "worker 0 has", "worker 1 has"),
+        "a row for none": _kinds_by("a row more"),
+        "sums kept": _kinds_by("kept"),
+        "before the update": _before_the_update,
+        "one array": _last_ones,
+        "two kinds in a sum": _sums_of_two_kinds,
+        "one step late": _said(STEP, _orders_part, more=1),
+        "who keeps the order": _said(TASK, _orders_part),
+        "another cause": _said(CAUSE, _orders_part),
     },
 )
 
@@ -414,35 +377,102 @@ def _finite(batch):
     return all(np.isfinite(part).all() for part in batch)
 
 
+_LEAST_BAD = {"zeros": 3, "rows": 3, "numbers": 3, "good rows": 3, "half": 2, "good workers": 2}
+
+
 @functools.lru_cache(maxsize=64)
 def _skipping(seed, rule="right"):
     """(updates, the final weights) of one device; or what a known mistake makes of them.
 
-    rule  "zeros": a bad part counts as a gradient of 0; "rows": bad rows do;
-          "numbers": bad numbers count as 0; "steps": the rate falls with the steps
+    rule  "zeros": a bad part counts as a gradient of 0; "rows": bad rows do; "good rows": the mean is over the others;
+          "numbers": bad numbers count as 0; "steps": the rate falls with the steps; "stops": at the first bad batch;
+          "half": as "zeros", but skipped where both parts are bad; "good workers": skipped there, and in the other
+          batches the mean is over good parts; "sums": a sum for the mean
     """
     settings = incidents.bad_rows(seed, several=True)
     weights, updates = np.array(settings["first_weights"]), 0
     for step, batches in enumerate(zip(*settings["shards"])):
         batches = [tuple(map(np.array, batch)) for batch in batches]
-        if rule in ("right", "steps") and not all(map(_finite, batches)):
+        if sum(not _finite(batch) for batch in batches) >= _LEAST_BAD.get(rule, 1):
+            if rule == "stops":
+                break
             continue
-        gradient = np.mean([_part(*batch, weights, rule) for batch in batches], axis=0)
+        gradient = _gradient(batches, weights, rule)
         weights = weights - settings["first_rate"] / (1 + (step if rule == "steps" else updates)) * gradient
         updates += 1
     return updates, weights
 
 
+def _gradient(batches, weights, rule):
+    parts = [_part(*batch, weights, rule) for batch in batches]
+    if rule == "good workers":
+        parts = [part for part, batch in zip(parts, batches) if _finite(batch)]
+    if rule == "good rows":
+        rows, good = (
+            sum(count(x, y) for x, y in batches) for count in (lambda x, y: len(y), lambda *b: _good(*b).sum())
+        )
+        return np.mean(parts, axis=0) * rows / good
+    return np.mean(parts, axis=0) * (len(parts) if rule == "sums" else 1)
+
+
+def _good(x, y):
+    """Which rows are finite, with their targets."""
+    return np.isfinite(x).all(axis=1) & np.isfinite(y)
+
+
 def _part(x, y, weights, rule):
     """One worker's gradient: the mean over its rows."""
-    if rule == "zeros" and not _finite((x, y)):
+    if rule in ("zeros", "half") and not _finite((x, y)):
         return np.zeros(3)
-    bad = ~(np.isfinite(x).all(axis=1) & np.isfinite(y))
     if rule == "numbers":
         x, y = (np.where(np.isfinite(part), part, 0) for part in (x, y))
-    else:
-        x, y = np.where(bad[:, None], 0, x), np.where(bad, 0, y)
+    elif rule != "as it is":
+        x, y = np.where(_good(x, y)[:, None], x, 0), np.where(_good(x, y), y, 0)
     return 2 * x.T @ (x @ weights - y) / len(y)
+
+
+_GOES_ON = {
+    "no nan": lambda batches, parts, own: not np.isnan(np.sum(parts, axis=0)).any(),
+    "own": lambda batches, parts, own: _finite([parts[own]]),
+    "one good": lambda batches, parts, own: any(_finite([part]) for part in parts),
+    "targets": lambda batches, parts, own: _finite([y for _, y in batches]),
+    "numbers": lambda batches, parts, own: _finite([x for x, _ in batches]),
+}
+
+
+@functools.lru_cache(maxsize=64)
+def _each_goes_on(seed, rule, sends_zeros=False):
+    """[(updates, the final weights)] of the workers, where each goes on with the sum by a rule of its own.
+
+    sends_zeros  in place of a gradient that is not finite
+    """
+    settings = incidents.bad_rows(seed, several=True)
+    found = [(0, np.array(settings["first_weights"]))] * incidents.WORKERS
+    for batches in zip(*settings["shards"]):
+        batches = [tuple(map(np.array, batch)) for batch in batches]
+        parts = [_part(*batch, weights, "as it is") for batch, (_, weights) in zip(batches, found)]
+        mean = np.mean([part if _finite([part]) or not sends_zeros else np.zeros(3) for part in parts], axis=0)
+        found = [
+            (updates + 1, weights - settings["first_rate"] / (1 + updates) * mean)
+            if _GOES_ON[rule](batches, parts, own)
+            else (updates, weights)
+            for own, (updates, weights) in enumerate(found)
+        ]
+    return found
+
+
+def _goes_on(*rules, **more):
+    """A recogniser: the workers' updates and weights are those of one of these rules."""
+
+    def recognise(answers, seed):
+        counted, weights = [worker["updates"] for worker in answers["workers"]], _weights(answers)
+        for rule in rules:
+            updates, due = zip(*_each_goes_on(seed, rule, **more))
+            if counted == [*updates] and np.allclose(weights, due, rtol=CLOSE, equal_nan=True):
+                return True
+        return False
+
+    return recognise
 
 
 def _as_many_updates(answers, seed):
@@ -455,14 +485,13 @@ def _batches(seed):
     return len(incidents.bad_rows(seed)["shards"][0])
 
 
-def _not_finite_after(answers, seed):
-    """How many updates both workers count, whose weights are not finite; 0 for others."""
-    counted = {worker["updates"] for worker in answers["workers"]}
-    return counted.pop() if len(counted) == 1 and not any(np.isfinite(own).all() for own in _weights(answers)) else 0
+def _none_skipped(answers, seed):
+    skipped = {_batches(seed) - worker["updates"] for worker in answers["workers"]}
+    return skipped == {0} and not any(np.isfinite(own).all() for own in _weights(answers))
 
 
-def _by_rule(rule):
-    return lambda answers, seed: _close(answers, _skipping(seed, rule)[1])
+def _by_rule(*rules):
+    return lambda answers, seed: any(_close(answers, _skipping(seed, rule)[1]) for rule in rules)
 
 
 _SKIPPED = {"updates": forms.size, "weights": forms.any_array, str: forms.anything}
@@ -483,13 +512,23 @@ BAD_ROWS = question(
     ),
     recognise={
         "own gradient": _hangs,
-        "nothing skipped": lambda answers, seed: _not_finite_after(answers, seed) == _batches(seed),
-        "nan alone": lambda answers, seed: 0 < _not_finite_after(answers, seed) < _batches(seed),
-        "zeros instead": _by_rule("zeros"),
-        "bad rows left out": _by_rule("rows"),
+        "nothing skipped": _none_skipped,
+        "nan alone": _goes_on("no nan"),
+        "bad on one alone": _goes_on("own", "one good"),
+        "rows or targets": _goes_on("targets", "numbers"),
+        "zeros instead": _by_rule("zeros", "half", "good workers"),
+        "bad rows left out": _by_rule("rows", "good rows"),
         "bad numbers replaced": _by_rule("numbers"),
         "skipped steps counted": _by_rule("steps"),
-        "where it ended": lambda answers, seed: answers["diagnosis"] == [*_lost_each_other()[:2], _last_step()],
+        "sum for the mean": _by_rule("sums"),
+        "stops for good": _by_rule("stops"),
+        "one goes on": _goes_on("own", sends_zeros=True),
+        "another count": lambda answers, seed: (
+            _by_rule("right")(answers, seed) and _as_many_updates(answers, seed) is not True
+        ),
+        "where it ended": lambda answers, seed: answers["diagnosis"][STEP] == _last_step(),
+        "who waits": _said(TASK, _lost_each_other),
+        "another cause": _said(CAUSE, _lost_each_other),
     },
 )
 
@@ -518,6 +557,11 @@ def _counts(rule):
     return lambda answers, seed: answers["counts"] == [rule(*one) for one in probes.schedules(seed)]
 
 
+def _added_up(answers, seed):
+    added = [len({*sizes}) + len({*rates}) for sizes, rates in probes.schedules(seed)]
+    return answers["counts"] in (added, [count - 1 for count in added])
+
+
 def _few_traces(answers, seed):
     counted = answers["traces"]
     return all(1 <= count <= 2 for count in counted) or f"the workers traced it {' and '.join(map(str, counted))} times"
@@ -527,15 +571,31 @@ def _few_traces(answers, seed):
 def _scheduled(seed, rule="right"):
     """The final weights of one device; or what a known mistake makes of them.
 
-    rule  "first": the first rate stays
+    rule  "first": the first rate stays; "second": but for the first size, that of the first step of another size;
+          "since then": from that step on, whatever the size; "padded": the mean is over the largest size;
+          "sorted", "with rates": steps by size, and their rates with them
     """
     settings = incidents.schedule(seed)
-    weights = np.array(settings["first_weights"])
-    for step, batches in enumerate(zip(*settings["shards"])):
-        x, y = (np.concatenate(parts) for parts in zip(*batches))
-        rate = settings["rates"][0 if rule == "first" else step]
-        weights = weights - rate * 2 * x.T @ (x @ weights - y) / len(y)
+    weights, rates = np.array(settings["first_weights"]), settings["rates"]
+    steps = [tuple(np.concatenate(parts) for parts in zip(*batches)) for batches in zip(*settings["shards"])]
+    sizes = [len(y) for _, y in steps]
+    later = next(step for step, size in enumerate(sizes) if size != sizes[0])
+    by_size = np.argsort(sizes, kind="stable")
+    places = by_size if rule in ("sorted", "with rates") else range(len(steps))
+    if rule == "with rates":
+        rates = [rates[place] for place in by_size]
+    for step, place in enumerate(places):
+        (x, y), rate = steps[place], rates[step]
+        if rule in ("first", "second", "since then"):
+            second = rule == "second" and len(y) != sizes[0] or rule == "since then" and step >= later
+            rate = rates[later if second else 0]
+        weights = weights - rate * 2 * x.T @ (x @ weights - y) / (max(sizes) if rule == "padded" else len(y))
     return weights
+
+
+def _scheduled_by(*rules):
+    """A recogniser: the weights are those of one of these mistakes."""
+    return lambda answers, seed: any(_close(answers, _scheduled(seed, rule)) for rule in rules)
 
 
 def _traced(least, most=None):
@@ -566,11 +626,14 @@ SCHEDULE = question(
         "sizes still": _traced(lambda sizes, rates: len({*sizes})),
         "rates still": _traced(lambda sizes, rates: len({*rates}), _distinct),
         "no tf.function": _traced(lambda sizes, rates: 0),
-        "first rate for ever": lambda answers, seed: _close(answers, _scheduled(seed, "first")),
+        "first rate for ever": _scheduled_by("first", "second", "since then"),
+        "padding counts": _scheduled_by("padded"),
+        "steps by size": _scheduled_by("sorted", "with rates"),
         "one trace a step": _counts(lambda sizes, rates: len(sizes)),
         "rates alone": _counts(lambda sizes, rates: len({*rates})),
         "sizes alone": _counts(lambda sizes, rates: len({*sizes})),
-        "added up": _counts(lambda sizes, rates: len({*sizes}) + len({*rates})),
+        "changes": _counts(lambda sizes, rates: 1 + sum(a != b for a, b in itertools.pairwise(zip(sizes, rates)))),
+        "added up": _added_up,
         "all pairs": _counts(lambda sizes, rates: len({*sizes}) * len({*rates})),
     },
 )

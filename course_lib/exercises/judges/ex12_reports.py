@@ -1,0 +1,169 @@
+"""Exercise 12, q1: reports of jobs that stand still, read by rules. Needs NumPy."""
+
+from course_lib.exercises.given.seen_tasks import seen_jobs
+from course_lib.exercises.judges import forms, question_maker
+from course_lib.exercises.probes import ex12 as probes
+from course_lib.exercises.question import Target
+
+question = question_maker.of("12_when_it_hangs")
+
+
+def _departs(one, others):
+    """Whether at some place its call is none of the others'."""
+    return any(
+        call not in {other.calls[place] for other in others if place < len(other.calls)}
+        for place, call in enumerate(one.calls)
+    )
+
+
+_RULES = {
+    "lost": lambda one, others: one.state == "ended",
+    "not started": lambda one, others: not one.joined,
+    "entered alone": lambda one, others: not {*one.calls} <= {call for other in others for call in other.calls},
+    "other order": _departs,
+    "data ended": lambda one, others: one.state == "returned",
+    "input": lambda one, others: one.at == "input",
+    "own code": lambda one, others: one.at == "own code",
+}
+
+
+def _others(one, tasks):
+    return [other for other in tasks if other is not one]
+
+
+def _cause(tasks):
+    """(task, cause) by the rules of the question."""
+    fitting = ((one.name, cause) for cause, fits in _RULES.items() for one in tasks if fits(one, _others(one, tasks)))
+    return next(fitting)
+
+
+def _tasks_first(tasks):
+    """The same, but a task that comes first is named before a rule that comes first."""
+    fitting = ((one.name, cause) for one in tasks for cause, fits in _RULES.items() if fits(one, _others(one, tasks)))
+    return next(fitting)
+
+
+def _jobs(answers, seed):
+    """tasks, (task, cause) of the answer, (task, cause) by the rules; the shortest records first."""
+    rows = [(job, said, _cause(job)) for job, said in zip(seen_jobs(seed), answers["jobs"], strict=True)]
+    return sorted(rows, key=lambda row: sum(len(one.calls) for one in row[0]))
+
+
+def _described(tasks):
+    """A job in one line: what several tasks share stands there once."""
+    alike = {}
+    for one in tasks:
+        inside, after = f"in call {len(one.calls)}", f"after {len(one.calls)} calls"
+        where = inside if one.inside else f"at {one.at}" if one.at else after
+        said = [one.state, *([] if one.joined else ["not joined"]), where]
+        calls = f" ({' '.join(one.calls)})" if one.calls else ""
+        alike.setdefault(f"{', '.join(said)}{calls}", []).append(one.name.split()[1])
+    return "; ".join(f"worker {' and '.join(names)}: {text}" for text, names in alike.items())
+
+
+def _right_task(answers, seed):
+    for job, (task, _), (wanted, _) in _jobs(answers, seed):
+        if task != wanted:
+            return f"you say {task!r} where the job is {_described(job)}"
+    return True
+
+
+def _right_cause(answers, seed):
+    for job, (_, cause), (_, wanted) in _jobs(answers, seed):
+        if cause != wanted:
+            return f"you say {cause!r} where the job is {_described(job)}"
+    return True
+
+
+def _misread(due, *said):
+    """A recogniser: for a job with this cause the answer says one of the others."""
+
+    def recognise(answers, seed):
+        return any(wanted == due and cause in said for _, (_, cause), (_, wanted) in _jobs(answers, seed))
+
+    return recognise
+
+
+def _wrong_where(due, differs):
+    """A recogniser: of the jobs with this cause, just those are wrong where differs(task, another one) is true.
+
+    differs  None where the job may be right or wrong
+    """
+
+    def recognise(answers, seed):
+        found = set()
+        for job, said, wanted in _jobs(answers, seed):
+            if wanted[1] == due:
+                (odd,) = (one for one in job if one.name == wanted[0])
+                found.add((differs(odd, _others(odd, job)[0]), tuple(said) != wanted))
+        return (True, True) in found and not found & {(True, False), (False, True)}
+
+    return recognise
+
+
+def _same_calls(odd, other):
+    return sorted(odd.calls) == sorted(other.calls) if len(odd.calls) == len(other.calls) else None
+
+
+def _repeats_its_own(odd, other):
+    return any(odd.calls.count(call) > 1 for call in {*odd.calls} - {*other.calls})
+
+
+def _order_before_alone(answers, seed):
+    """Where an own call stands at a place where the others have another one, the answer says other order."""
+    rows = [(job, cause) for job, (_, cause), (_, wanted) in _jobs(answers, seed) if wanted == "entered alone"]
+    apart = [cause for job, cause in rows if any(len({*calls}) > 1 for calls in zip(*(one.calls for one in job)))]
+    return all(cause == "other order" for cause in apart)
+
+
+def _first_departs(answers, seed):
+    """The first task is named where another one departs."""
+    return any(
+        cause == due == "other order" and task == "worker 0" != wanted
+        for _, (task, cause), (wanted, due) in _jobs(answers, seed)
+    )
+
+
+def _who_waits_to_start(answers, seed):
+    return any(
+        cause == due == "not started" and any(one.name == task and one.at == "strategy" for one in job)
+        for job, (task, cause), (_, due) in _jobs(answers, seed)
+    )
+
+
+def _by_tasks(answers, seed):
+    return all(tuple(said) == _tasks_first(job) for job, said, _ in _jobs(answers, seed))
+
+
+def _leaves_out(answers, seed):
+    """Some task is never named, though every one is due."""
+    return {task for _, _, (task, _) in _jobs(answers, seed)} > {task for _, (task, _), _ in _jobs(answers, seed)}
+
+
+DIAGNOSE = question(
+    name="q1",
+    title="Read the reports",
+    asks_for=("diagnose",),
+    probe=probes.probe_diagnose,
+    form={"jobs": [(forms.text, forms.text)]},
+    targets=(Target("the right task in all jobs", _right_task), Target("the right cause in all jobs", _right_cause)),
+    recognise={
+        "last calls alone": _wrong_where("other order", lambda odd, other: odd.calls[-1] == other.calls[-1]),
+        "returned first": _wrong_where("other order", lambda odd, other: odd.state == "returned"),
+        "differs from one": _first_departs,
+        "nobody's own call": _order_before_alone,
+        "who waits to start": _who_waits_to_start,
+        "lost comes first": _misread("lost", "not started", "entered alone"),
+        "own call earlier": _wrong_where("entered alone", lambda odd, other: odd.calls[-1] in other.calls),
+        "alone while inside": _wrong_where("entered alone", lambda odd, other: not odd.inside),
+        "counted once": _wrong_where("entered alone", _repeats_its_own),
+        "calls without order": _wrong_where("other order", _same_calls),
+        "one call less": _wrong_where("other order", lambda odd, other: len(odd.calls) < len(other.calls)),
+        "a call behind": lambda answers, seed: (
+            _misread("input", "data ended")(answers, seed) or _misread("own code", "data ended")(answers, seed)
+        ),
+        "one task after the other": _by_tasks,
+        "a task left out": _leaves_out,
+    },
+    wrong={"one task after the other": _tasks_first, "a task left out": lambda tasks: ("worker 1", _cause(tasks)[1])},
+)
