@@ -262,6 +262,7 @@ def trainings(seed: int) -> list[dict[str, object]]:
     cases = [tiny | {"slices": [4, 1, 8, 2], "largest_batch": 24}, tiny | {"slices": [1], "largest_batch": 9}]
     # On four chips 5.5 rows hide the sending: 22 in all, and 24 once they are whole.
     cases.append(tiny | {"row_flops": 13, "slices": [2, 4, 1], "largest_batch": 23})
+    cases.append(tiny | {"row_flops": 14, "slices": [2, 1], "largest_batch": 8})  # 3.4 rows: 3 do not hide it
     for name, gradient_bytes, room in (("v5e", 4, 0.7), ("v5p", 2, 0.4), ("v6e", 4, 1.6), ("v4", 2, 30)):
         chip, parameters = tpu.CHIPS[name], int(rng.integers(2e8, 9e8))
         row_flops = 6 * parameters * int(rng.integers(8, 60))
