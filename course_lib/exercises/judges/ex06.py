@@ -1,4 +1,4 @@
-"""Exercise 06: a model on two devices, a number of micro-batches, 1F1B, balance, one stage of a pipeline.
+"""Exercise 06: a model on two devices, a number of micro-batches, 1F1B, balance; q5 is in ex06_stage.
 
 Needs NumPy; the wrong answers of q1 need TensorFlow when they run.
 """
@@ -10,13 +10,13 @@ import numpy as np
 from course_lib import pipeline
 from course_lib.errors import CourseError
 from course_lib.exercises.judges import forms, question_maker
+from course_lib.exercises.judges.ex06_stage import FLOAT32, ONE_STAGE
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.probes import ex06 as probes
 from course_lib.exercises.probes.cases import REFUSED
 from course_lib.exercises.question import Target
 
 question = question_maker.of("06_model_parallelism")
-FLOAT32 = 1e-5  # relative: sums of a dozen products in float32
 
 
 # q1: a model on two devices
@@ -79,6 +79,8 @@ def _backward_misses(run, seed):
 
 
 def _gradients_off(run, seed):
+    if run["trained"]:
+        return "your call changes the weights, and nothing is trained yet"
     got, wanted = run["gradients"], _one_device(seed)
     if len(got) != len(wanted):
         return f"you return {len(got)} gradients for {len(wanted)} variables"
@@ -160,7 +162,7 @@ def _made_on_one_device(answers, seed):
     """Whether all variables lie on one device, exchanged or not, and all products run where they must."""
     places = [{device for stage in run["variables"] for device in stage} for run in answers["runs"]]
     computed = not any(miss(run, seed) for miss in (_forward_misses, _backward_misses) for run in answers["runs"])
-    return computed and places in ([{0}, {1}], [{1}, {0}])
+    return computed and all(len(place) == 1 for place in places)
 
 
 def _forward_on_one(answers, seed):
@@ -174,6 +176,7 @@ def _forward_on_one(answers, seed):
 
 
 _RUN = {
+    "trained": forms.flag,
     "variables": [[forms.whole]],
     "gradients": [forms.either(forms.array, forms.nothing)],
     "products": [(forms.whole, forms.text, forms.whole)],
@@ -201,6 +204,7 @@ PLACEMENT = question(
         "last stage first": _last_stage_first,
         "boundary cut": _no_gradient_before_the_boundary,
         "boundary gradient missing": _without_the_loss,
+        "trained": lambda answers, seed: any(run["trained"] for run in answers["runs"]),
         "usual snippet": lambda answers, seed: all(
             len({one[2] for one in run["products"]}) == 1 for run in answers["runs"]
         ),
@@ -511,6 +515,23 @@ def _fewer_stages(answers, seed):
     return any(parts != REFUSED and all(parts) and 0 < len(parts) < case["stages"] for case, parts in pairs)
 
 
+def _not_neighbours(answers, seed):
+    """Every layer is there once, and some stage is no run of neighbours."""
+    pairs = zip(probes.layer_rows(seed), answers["cuts"], strict=True)
+    cuts = [(case, parts) for case, parts in pairs if parts != REFUSED]
+    whole = all(sorted(sum(parts, [])) == list(range(len(case["seconds"]))) for case, parts in cuts)
+    return whole and any(np.any(np.diff(part) != 1) for _, parts in cuts for part in map(sorted, parts))
+
+
+def _equal_or_refused(answers, seed):
+    """Each cut has equal numbers of layers, or is refused where those do not fit; some are."""
+    for case, parts in zip(probes.layer_rows(seed), answers["cuts"], strict=True):
+        equal = _equal_numbers(**case)
+        if parts != (REFUSED if _too_heavy(case, equal) else equal):
+            return False
+    return True
+
+
 def _ends(answers, seed):
     """Whether every stage is two numbers, from which the next one goes on, to the number of layers."""
     pairs = zip(probes.layer_rows(seed), answers["cuts"], strict=True)
@@ -556,6 +577,8 @@ BALANCE = question(
         "none not refused": _cuts_where_none_fits,
         "fewer stages": _fewer_stages,
         "ends for layers": _ends,
+        "not neighbours": _not_neighbours,
+        "equal or nothing": _equal_or_refused,
     },
     wrong={
         "equal numbers": _equal_numbers,
@@ -565,133 +588,5 @@ BALANCE = question(
     },
 )
 
-
-# q5: one stage
-
-
-def _stage_facts(seed):
-    """(order, what arrives and leaves, the kernel's gradient of the batch's mean loss) of each of the probe's runs."""
-    one, facts = probes.two_halves(seed), []
-    for orders in probes.ORDERS:
-        stages = probes.messages(seed, probes.count(orders))
-        for name, order, stage in zip(("first", "second"), orders, stages):
-            whole = probes.TanhStage(one[name])
-            _, kept = whole.forward(np.concatenate(stage["F"]))
-            upstream = np.concatenate(stage["B"]) / len(stage["B"])  # the batch's mean loss is the mean of theirs
-            (gradient,), _ = whole.backward(kept, upstream)
-            facts.append((order.split(), stage, gradient))
-    return facts
-
-
-def _each_run(detail):
-    """A target over the runs, the short ones first: detail(run, order, messages, gradient) gives a line."""
-
-    def holds(answers, seed):
-        runs = enumerate(zip(answers["runs"], _stage_facts(seed), strict=True))
-        for number, (run, facts) in sorted(runs, key=lambda one: len(one[1][1][0])):
-            if wrong := detail(run, *facts):
-                return f"stage {number % 2}, {' '.join(facts[0])}: {wrong}"
-        return True
-
-    return holds
-
-
-def _other_calls(run, order, stage, gradient):
-    wanted = [f"{call} {work}" for work in order for call in ("receive", "send")]
-    return "" if run["calls"] == wanted else f"yours calls {', '.join(run['calls'][:6])} ..."
-
-
-def _sent_wrong(run, order, stage, gradient):
-    for work in order:
-        if work not in run["sent"]:
-            return f"{work} sends nothing"
-        wanted = stage[f"{work[0]} out"][int(work[1:])]
-        if run["sent"][work].shape != wanted.shape:
-            return f"{work} sends an array of shape {run['sent'][work].shape}, and {wanted.shape} is wanted"
-        if not (far := off(run["sent"][work], wanted)) <= FLOAT32:
-            return f"{work} sends what is off by {100 * far:,.4g}%"
-    return ""
-
-
-def _gradient_wrong(run, order, stage, gradient):
-    if len(run["gradients"]) != 1:
-        return f"you return {len(run['gradients'])} gradients for 1 array of weights"
-    far = off(run["gradients"][0], gradient)
-    return "" if far <= FLOAT32 else f"off by {100 * far:,.4g}%"
-
-
-def _forwards_before_all(answers, seed):
-    """Whether every run goes forward with all micro-batches before the first backward, whatever its order says."""
-    for run in answers["runs"]:
-        kinds = "".join(call.removeprefix("receive ")[0] for call in run["calls"][::2])
-        if kinds != "".join(sorted(kinds, reverse=True)) or not all(
-            kinds.count(kind) == len(kinds) / 2 for kind in "FB"
-        ):
-            return False
-    return True
-
-
-def _one_digit(answers, seed):
-    """Whether a backward of the long order did not find what micro-batch 1 kept, which 10 and 11 took away."""
-    return answers.get("stopped", {}).get("error") in ("KeyError: 1", "KeyError: '1'")
-
-
-def _taken(choose):
-    """Recognise backwards that each use what choose(numbers whose forward is done and backward is not) forward kept."""
-
-    def recognise(answers, seed):
-        kernels = [probes.two_halves(seed)[name] for name in ("first", "second")] * len(probes.ORDERS)
-        for kernel, run, (order, messages, _) in zip(kernels, answers["runs"], _stage_facts(seed), strict=True):
-            stage, held = probes.TanhStage(kernel), {}
-            for work in order:
-                number = int(work[1:])
-                if work[0] == "F":
-                    _, held[number] = stage.forward(messages["F"][number])
-                else:
-                    _, sent = stage.backward(held.pop(choose(list(held))), messages["B"][number])
-                    if off(run["sent"][work], sent) > FLOAT32:
-                        return False
-        return True
-
-    return recognise
-
-
-def _last_alone(answers, seed):
-    """Each run's gradient is its last micro-batch's, divided by their number or not."""
-    kernels = [probes.two_halves(seed)[name] for name in ("first", "second")] * len(probes.ORDERS)
-    for kernel, run, (order, messages, _) in zip(kernels, answers["runs"], _stage_facts(seed), strict=True):
-        stage, number = probes.TanhStage(kernel), int(order[-1][1:])
-        _, kept = stage.forward(messages["F"][number])
-        (last,), _ = stage.backward(kept, messages["B"][number])
-        if min(off(run["gradients"][0], last), off(run["gradients"][0], 2 * last / len(order))) > FLOAT32:
-            return False
-    return True
-
-
-def _kept_too_long(run, order, stage, gradient):
-    return f"{run['held']} are" if run["held"] > 1 else ""
-
-
-_STAGE_RUN = {"calls": [forms.text], "sent": {str: forms.array}, "gradients": [forms.array], "held": forms.size}
-ONE_STAGE = question(
-    name="q5",
-    title="Run one stage",
-    asks_for=("run_stage",),
-    probe=probes.probe_stage,
-    form={"runs": [_STAGE_RUN]},
-    targets=(
-        Target("each piece of work in the order given: received, computed, sent", _each_run(_other_calls)),
-        Target("what is sent equals one device's, micro-batch by micro-batch, to 0.001%", _each_run(_sent_wrong)),
-        Target("the gradients equal those of the whole batch's mean loss, to 0.001%", _each_run(_gradient_wrong)),
-        Target("of the micro-batches that have gone backward, at most one is still held", _each_run(_kept_too_long)),
-    ),
-    recognise={
-        "order ignored": _forwards_before_all,
-        "one digit": _one_digit,
-        "oldest first": _taken(lambda numbers: numbers[0]),
-        "newest first": _taken(lambda numbers: numbers[-1]),
-        "last micro-batch alone": _last_alone,
-    },
-)
 
 QUESTIONS = (PLACEMENT, MICRO_BATCHES, ONE_FORWARD_ONE_BACKWARD, BALANCE, ONE_STAGE)
