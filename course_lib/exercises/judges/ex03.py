@@ -3,12 +3,13 @@
 Needs NumPy; TensorFlow to know q4's order of rows, and in the worker processes of q2 and q4.
 """
 
-import functools
-import math
+import bisect
 from itertools import chain, zip_longest
 
 import numpy as np
 
+from course_lib.exercises.judges import ex03_recovery as recovery
+from course_lib.exercises.judges import ex03_runs as runs
 from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.probes import ex03 as probes
 from course_lib.exercises.question import Target
@@ -85,6 +86,30 @@ def _place_in_its_list(answers, seed):
     return True
 
 
+def _clusters(answers, seed):
+    """counts, task, type name to listed addresses, and to those by the rule; of all texts of all clusters."""
+    for (hosts, counts, port), task, _, read in _configs(answers, seed):
+        yield counts, task, read.get("cluster", {}), _placed(hosts, counts, port)
+
+
+def _own_type_only(answers, seed):
+    return all(set(listed) <= {task.split()[0]} for _, task, listed, _ in _clusters(answers, seed))
+
+
+def _evaluator_without_addresses(answers, seed):
+    return all(any(listed.values()) != task.startswith("evaluator") for _, task, listed, _ in _clusters(answers, seed))
+
+
+def _addresses_in_another_order(answers, seed):
+    pairs = [(listed, placed) for _, _, listed, placed in _clusters(answers, seed)]
+    ordered = [{kind: sorted(each) for kind, each in cluster.items()} for pair in pairs for cluster in pair]
+    return ordered[::2] == ordered[1::2] and any(listed != placed for listed, placed in pairs)
+
+
+def _types_of_the_picture(answers, seed):
+    return all(set(listed) == {"worker", "ps"} & counts.keys() for counts, _, listed, _ in _clusters(answers, seed))
+
+
 TF_CONFIGS = question(
     name="q1",
     title="Tell every task its place",
@@ -98,6 +123,12 @@ TF_CONFIGS = question(
         Target("every listed task has its own address, by the rule", _by_the_rule),
         Target("a task's index is its place in its own type's list", _place_in_its_list),
     ),
+    recognise={
+        "own type alone": _own_type_only,
+        "evaluator without addresses": _evaluator_without_addresses,
+        "addresses in another order": _addresses_in_another_order,
+        "types of the picture": _types_of_the_picture,
+    },
 )
 
 
@@ -108,28 +139,17 @@ def _two_in_step(answers, seed):
     replicas = [worker["replicas"] for worker in answers["workers"]]
     if len(replicas) != probes.WORKERS:
         return f"the number of workers in your job is {len(replicas)}"
-    if min(answers["sent_bytes"], default=_all_gradients(seed)) < _all_gradients(seed):
+    if min(answers["sent_bytes"], default=runs.all_gradients(seed)) < runs.all_gradients(seed):
         sent = f"{min(answers['sent_bytes']):,} B over its connections"
-        return f"a worker sent {sent}, and {_updates_wanted(seed)} gradients alone are {_all_gradients(seed):,} B"
+        return (
+            f"a worker sent {sent}, and {runs.updates_wanted(seed)} gradients alone are {runs.all_gradients(seed):,} B"
+        )
     in_step = " and ".join(map(str, replicas))
     return replicas == [probes.WORKERS] * len(replicas) or f"the workers' strategies keep {in_step} replica in step"
 
 
-def _all_gradients(seed):
-    """Bytes that each of two workers sends at least: the gradient of three weights, once an update."""
-    return 3 * 4 * _updates_wanted(seed)
-
-
-def _all_examples(answers, seed):
-    """Every worker's targets, (workers, epochs, rows); None unless each epoch shares as many as there are rows."""
-    seen, settings = [worker["targets"] for worker in answers["workers"]], probes.worker_settings(seed)
-    if {len(seen) * len(targets) for targets in seen} != {len(settings["y"]) * settings["epochs"]}:
-        return None
-    return np.array(seen, "float32").reshape(len(seen), settings["epochs"], -1)
-
-
 def _each_once(answers, seed):
-    seen, y = _all_examples(answers, seed), np.float32(probes.worker_settings(seed)["y"])
+    seen, y = runs.all_examples(answers, seed), np.float32(probes.worker_settings(seed)["y"])
     if seen is None:
         counts = " and ".join(str(len(worker["targets"])) for worker in answers["workers"])
         return f"of {len(y)} rows in {probes.worker_settings(seed)['epochs']} epochs the workers got {counts}"
@@ -137,11 +157,6 @@ def _each_once(answers, seed):
         if missing := len(y) - len(np.intersect1d(seen[:, epoch], y)):
             return f"{missing} of {len(y)} rows reached nobody in epoch {epoch}"
     return True
-
-
-def _updates_wanted(seed):
-    settings = probes.worker_settings(seed)
-    return settings["epochs"] * len(settings["y"]) // settings["global_batch"]
 
 
 def _count(answers, wanted):
@@ -152,20 +167,7 @@ def _count(answers, wanted):
 def _identical(answers, seed):
     weights = [np.array(worker["weights"]) for worker in answers["workers"]]
     apart = max(np.abs(other - weights[0]).max() for other in weights)
-    return apart == 0 or f"they are apart by up to {apart:.2g}"
-
-
-def _one_device(seed, gradient_factor=1):
-    """The weights and losses of one device on the whole batches, in NumPy."""
-    settings = probes.worker_settings(seed)
-    x, y, weights = (np.float64(settings[name]) for name in ("x", "y", "first_weights"))
-    batch, losses = settings["global_batch"], []
-    for start in [*range(0, len(y), batch)] * settings["epochs"]:
-        rows = slice(start, start + batch)
-        errors = x[rows] @ weights - y[rows]
-        losses.append(np.mean(errors**2))
-        weights = weights - settings["learning_rate"] * gradient_factor * 2 * x[rows].T @ errors / batch
-    return weights, losses
+    return bool(apart == 0) or f"they are apart by up to {apart:.2g}"
 
 
 def _off(answers, key, wanted):
@@ -175,28 +177,6 @@ def _off(answers, key, wanted):
         return f"there are {len(wanted)} of them, and yours are {' and '.join(str(own.size) for own in values)}"
     off = max(np.abs(own - wanted).max() for own in values) / np.abs(wanted).max()
     return bool(off <= FLOAT32) or f"yours are off by {100 * off:,.3g}%"
-
-
-def _every_row_twice(answers, seed):
-    settings, workers = probes.worker_settings(seed), answers["workers"]
-    every = len(settings["y"]) * settings["epochs"]
-    return len(workers) == probes.WORKERS and all(len(worker["targets"]) == every for worker in workers)
-
-
-def _half_of_the_rows(answers, seed):
-    settings = probes.worker_settings(seed)
-    shared = sum(len(worker["targets"]) for worker in answers["workers"])
-    return 2 * shared == len(settings["y"]) * settings["epochs"]
-
-
-def _own_losses(answers, seed):
-    """The workers' losses differ, and their means are the global batches'."""
-    losses = np.array([worker["losses"] for worker in answers["workers"]])
-    return not np.allclose(*losses) and np.allclose(losses.mean(axis=0), _one_device(seed)[1], rtol=1e-4)
-
-
-def _sum_of_means(answers, seed):
-    return np.allclose(answers["workers"][0]["weights"], _one_device(seed, probes.WORKERS)[0], rtol=1e-4)
 
 
 def _not_in_scope(answers, seed):
@@ -219,31 +199,49 @@ TRAIN = question(
         Target("in every epoch each row reaches one worker, half of them each", _each_once),
         Target(
             "the optimizers count one update per global batch",
-            lambda answers, seed: _count(answers, _updates_wanted(seed)),
+            lambda answers, seed: _count(answers, runs.updates_wanted(seed)),
         ),
         Target("the workers end with identical weights, to the last bit", _identical),
         Target(
-            "those equal one device's to 0.001%", lambda answers, seed: _off(answers, "weights", _one_device(seed)[0])
+            "those equal one device's to 0.001%",
+            lambda answers, seed: _off(answers, "weights", runs.one_device(seed)[0]),
         ),
         Target(
             "the losses are the global batches', to 0.001%",
-            lambda answers, seed: _off(answers, "losses", _one_device(seed)[1]),
+            lambda answers, seed: _off(answers, "losses", runs.one_device(seed)[1]),
         ),
     ),
     recognise={
         "model outside the scope": _not_in_scope,
         "each alone": lambda answers, seed: [worker["replicas"] for worker in answers["workers"]] == [1, 1],
-        "every row twice": _every_row_twice,
+        "every row twice": runs.every_row_twice,
         "shuffled apart": lambda answers, seed: (
-            _all_examples(answers, seed) is not None and _each_once(answers, seed) is not True
+            runs.all_examples(answers, seed) is not None and _each_once(answers, seed) is not True
         ),
-        "sharded twice": _half_of_the_rows,
+        "targets of one epoch": runs.targets_of_one_epoch,
+        "one epoch": runs.one_epoch,
+        "sharded twice": runs.half_of_the_rows,
         "global batch on each": lambda answers, seed: (
             _each_once(answers, seed) is True
-            and all(2 * worker["updates"] == _updates_wanted(seed) for worker in answers["workers"])
+            and all(2 * worker["updates"] == runs.updates_wanted(seed) for worker in answers["workers"])
         ),
-        "local mean": _sum_of_means,
-        "own rows' losses": _own_losses,
+        "half a global batch": runs.half_a_global_batch,
+        "a batch too few": runs.a_batch_too_few,
+        "errors of all pairs": runs.errors_of_all_pairs,
+        "halves of the data set": runs.halves_of_the_set,
+        "other rows together": runs.other_rows_together,
+        "local mean": lambda answers, seed: runs.ends_as(answers, runs.one_device(seed, probes.WORKERS)),
+        "half a step": lambda answers, seed: runs.ends_as(answers, runs.one_device(seed, 0.5)),
+        "with a bias": runs.with_a_bias,
+        "own rows' losses": runs.own_losses,
+        "own share of the loss": runs.own_shares,
+        "loss after the update": runs.losses_after,
+        "losses times a number": runs.losses_times_a_number,
+        "nothing sent": lambda answers, seed: (
+            answers["workers"][0]["replicas"] == probes.WORKERS
+            and min(answers["sent_bytes"]) < runs.all_gradients(seed)
+            and all(target.holds(answers, seed) is True for target in TRAIN.targets[1:])
+        ),
     },
 )
 
@@ -303,11 +301,21 @@ def _orders(answers, seed):
             return "the same call gives other rows when it is repeated"
         if answer["alone"][0] == answer["alone"][1]:
             return "epochs 0 and 1 have the same order"
+        if _same_company(answer):
+            return "epochs 0 and 1 have the same rows in each batch"
         if answer["alone"][0] == answer["other_seed"]:
             return "two seeds have the same order"
         if answer["alone"][1] == answer["other_seed"]:
             return "epoch 1 of a seed has the order of epoch 0 of the next seed"
+        if alike := [epoch for epoch, order in answer["later"].items() if order == answer["other_seed"]]:
+            return f"epoch {alike[0]} of a seed has the order of epoch 0 of the next seed"
     return True
+
+
+def _same_company(answer):
+    """Whether each batch has the same rows in both epochs, which among 20 rows chance does not do."""
+    one, other = ({frozenset(step) for step in alone} for alone in answer["alone"])
+    return one == other and sum(map(len, one)) > 20
 
 
 def _flat(rows):
@@ -319,9 +327,67 @@ def _short_batch_dropped(answers, seed):
 
 
 def _even_exactly(answers, seed):
-    shared = list(_shared_out(answers, seed))
-    fewer = all(len(_flat(rows)) < case["examples"] for case, rows, _ in shared)
-    return fewer and all(len(set(map(len, parts))) == 1 for _, rows, _ in shared for parts in zip(*rows))
+    """Each worker has the same number of rows of each full batch, and the rest is on nobody."""
+    for case, rows, _ in _shared_out(answers, seed):
+        full, local = case["examples"] // case["global_batch"], case["global_batch"] // case["workers"]
+        sizes = {len(part) for worker in rows for part in worker[:full]}
+        if sizes != {local} or len(_flat(rows)) == case["examples"]:
+            return False
+    return True
+
+
+def _parts_of(answers, seed, sizes):
+    """The batches are right, and each has parts of sizes(rows of the batch, workers)."""
+    parts = [
+        ([len(part) for part in step], sizes(sum(map(len, step)), case["workers"]))
+        for case, rows, _ in _shared_out(answers, seed)
+        for step in zip(*rows)
+    ]
+    return _same_batches(answers, seed) is True and all(own == wanted for own, wanted in parts)
+
+
+def _rounded_up(rows, workers):
+    local = -(-rows // workers)
+    return [min(max(rows - local * worker, 0), local) for worker in range(workers)]
+
+
+def _rest_to_the_last(rows, workers):
+    return [rows // workers] * (workers - 1) + [rows - rows // workers * (workers - 1)]
+
+
+def _global_batch_on_each(answers, seed):
+    """The workers together take `workers` batches of a worker that is alone in each step."""
+    return all(
+        [sorted(chain(*step)) for step in zip_longest(*rows, fillvalue=[])]
+        == [sorted(chain(*alone[i : i + case["workers"]])) for i in range(0, len(alone), case["workers"])]
+        for case, rows, alone in _shared_out(answers, seed)
+    )
+
+
+def _equal_batches(answers, seed):
+    """A worker that is alone has every row once, in batches that differ by a row at most, and not in the asked ones."""
+    alones = [alone for _, _, alone in _shared_out(answers, seed)]
+    sizes = [[*map(len, alone)] for alone in alones]
+    each_once = all(sorted(chain(*alone)) == [*range(sum(map(len, alone)))] for alone in alones)
+    return (
+        each_once and all(max(each) - min(each) <= 1 < len(each) for each in sizes) and not _whole_alone(answers, seed)
+    )
+
+
+def _last_row_lost(answers, seed):
+    """A worker that is alone lacks one row at most, of the last batch."""
+    lost = [case["examples"] - len(set(chain(*alone))) for case, _, alone in _shared_out(answers, seed)]
+    return set(lost) in ({0, 1}, {1})
+
+
+def _epochs_differ(answer, wanted=True):
+    return (answer["alone"][0] != answer["alone"][1]) == wanted and answer["alone"][0] == answer["other_seed"]
+
+
+def _product(answers, seed):
+    """A seed of 0 has one order, and epoch 0 has one for all seeds."""
+    cases = zip(probes.epochs_to_share(seed), answers["cases"], strict=True)
+    return all(_epochs_differ(answer, wanted=case["seed"] != 0) for case, answer in cases)
 
 
 def _whole_alone(answers, seed):
@@ -347,7 +413,8 @@ def _batches_shuffled(answers, seed):
     """Each batch is some rows that follow one another, and the batches have an order of their own."""
     alones = [alone for _, _, alone in _shared_out(answers, seed)]
     runs = all(sorted(step) == [*range(min(step), min(step) + len(step))] for alone in alones for step in alone if step)
-    return runs and any([*chain(*alone)] != sorted(chain(*alone)) for alone in alones)
+    firsts = [[min(step) for step in alone if step] for alone in alones]
+    return runs and any(first != sorted(first) for first in firsts)
 
 
 def _empty_step_left_out(answers, seed):
@@ -368,7 +435,7 @@ def _own_shards(answers, seed):
 
 _ALONE = [[forms.whole]]
 _ALL = ([_ALONE], [_ALONE])
-_ROWS = {"rows": _ALL, "again": _ALL, "alone": (_ALONE, _ALONE), "other_seed": _ALONE}
+_ROWS = {"rows": _ALL, "again": _ALL, "alone": (_ALONE, _ALONE), "other_seed": _ALONE, "later": {str: _ALONE}}
 ROWS_OF = question(
     name="q3",
     title="Share every batch out",
@@ -385,8 +452,21 @@ ROWS_OF = question(
         "no seed": lambda answers, seed: any(answer["rows"] != answer["again"] for answer in answers["cases"]),
         "short batch dropped": _short_batch_dropped,
         "leftovers dropped": _even_exactly,
+        "last one takes the rest": lambda answers, seed: _parts_of(answers, seed, _rest_to_the_last),
+        "rounded up": lambda answers, seed: _parts_of(answers, seed, _rounded_up),
+        "local batch for global": _global_batch_on_each,
         "own orders": _own_orders,
         "one order": lambda answers, seed: all(answer["alone"][0] == answer["alone"][1] for answer in answers["cases"]),
+        "seed ignored": lambda answers, seed: all(map(_epochs_differ, answers["cases"])),
+        "seed times epoch": _product,
+        "seed times a number": lambda answers, seed: all(
+            answer["other_seed"] in answer["later"].values() for answer in answers["cases"]
+        ),
+        "one row lost": _last_row_lost,
+        "equal batches": _equal_batches,
+        "shuffled within batches": lambda answers, seed: all(
+            _same_company(answer) for answer in answers["cases"] if len([*chain(*answer["other_seed"])]) > 20
+        ),
         "seed plus epoch": lambda answers, seed: all(
             answer["alone"][0] != answer["alone"][1] == answer["other_seed"] for answer in answers["cases"]
         ),
@@ -413,55 +493,12 @@ ROWS_OF = question(
 # q4: a killed worker
 
 
-LAST_STEP = probes.EPOCHS * probes.STEPS_PER_EPOCH
-
-
-def _kills(seed):
-    """(attempt that it ends, step after which it comes, last step whose save was due)."""
-    for attempt, step in enumerate(probes.recovery_settings(seed)["dies_after"]):
-        yield attempt, step, step // probes.SAVE_EVERY * probes.SAVE_EVERY
-
-
-def _saved_step(seed):
-    """At the first kill."""
-    return next(_kills(seed))[-1]
-
-
-@functools.lru_cache(maxsize=8)
-def _undisturbed(seed):
-    """The run without a kill, in NumPy: its batches (x, y); each step's loss; weights and momentum by step."""
-    from course_lib import data
-
-    settings = probes.recovery_settings(seed)
-    x, y = np.float32(settings["x"]), np.float32(settings["y"])
-    epochs = (data.epoch_batches(x, y, settings["global_batch"], epoch) for epoch in range(probes.EPOCHS))
-    batches = [tuple(part.numpy().astype("float64") for part in batch) for batch in chain(*epochs)]
-    losses, states = [], [(np.float64(settings["first_weights"]), np.zeros(3))]
-    for batch in batches:
-        loss, state = _momentum_step(states[-1], batch)
-        losses.append(loss)
-        states.append(state)
-    return batches, losses, states
-
-
-def _momentum_step(state, batch):
-    (weights, momentum), (x, y) = state, batch
-    errors = x @ weights - y
-    momentum = 0.9 * momentum - 0.02 * 2 * x.T @ errors / len(y)
-    return np.mean(errors**2), (weights + momentum, momentum)
-
-
-def _reported(answers, attempt, task="worker 0"):
-    """step -> loss, as a task reported them in one attempt."""
-    return {step: loss for name, number, step, loss in answers["reports"] if (name, number) == (task, attempt)}
-
-
 def _losses_undisturbed(answers, seed):
-    _, losses, _ = _undisturbed(seed)
+    _, losses, _ = recovery.undisturbed(seed)
     wanted = dict(enumerate(losses, 1))
     for task, attempt, step, loss in answers["reports"]:
         if step not in wanted:
-            return f"{task} reports a step {step}, and the last one is {LAST_STEP}"
+            return f"{task} reports a step {step}, and the last one is {recovery.LAST_STEP}"
         off = abs(loss - wanted[step]) / wanted[step]
         if not off <= FLOAT32:
             when = "before any kill" if attempt == 0 else "after a kill"
@@ -470,16 +507,11 @@ def _losses_undisturbed(answers, seed):
     return not missing or f"no loss was reported for step {min(missing)}"
 
 
-def _first_steps(answers, seed):
-    """For each kill: the step that it came after, the last saved one, the step that the next attempt began with."""
-    return [(died, saved, min(_reported(answers, attempt + 1))) for attempt, died, saved in _kills(seed)]
-
-
 def _goes_on_after_the_save(answers, seed):
-    for attempt, died, _ in _kills(seed):
-        if not _reported(answers, attempt + 1):
+    for attempt, died, _ in recovery.kills(seed):
+        if not recovery.reported(answers, attempt + 1):
             return f"nobody died after step {died}: call power_cut(done) after each step's report"
-    for died, saved, first in _first_steps(answers, seed):
+    for died, saved, first in recovery.first_steps(answers, seed):
         if first != saved + 1:
             return (
                 f"killed after step {died}, with a save after every {probes.SAVE_EVERY}, yours go on with step {first}"
@@ -489,65 +521,19 @@ def _goes_on_after_the_save(answers, seed):
 
 def _final_weights(answers, seed):
     identical = _identical(answers, seed)
-    return _off(answers, "weights", _undisturbed(seed)[2][-1][0]) if identical is True else identical
+    return _off(answers, "weights", recovery.undisturbed(seed)[2][-1][0]) if identical is True else identical
 
 
-def _goes_on(answers, seed, first, state, batch):
-    """Whether the second attempt's first step is number `first`, with this state and batch of the undisturbed run."""
-    return min(_reported(answers, attempt=1)) == first and _takes(answers, seed, first, state, batch)
+def _all_but(place, answers, seed):
+    """Whether one target alone is missed."""
+    held = [target.holds(answers, seed) is True for target in RECOVERY.targets]
+    return [number for number, one in enumerate(held) if not one] == [place]
 
 
-def _takes(answers, seed, step, state, batch):
-    """Whether a step of the second attempt has this state and batch of the undisturbed run."""
-    batches, _, states = _undisturbed(seed)
-    loss, _ = _momentum_step(states[state], batches[batch])
-    return math.isclose(_reported(answers, attempt=1)[step], loss, rel_tol=1e-4)
-
-
-def _epoch_again(answers, seed):
-    saved, steps = _saved_step(seed), probes.STEPS_PER_EPOCH
-    return _goes_on(answers, seed, saved + 1, saved, saved // steps * steps)
-
-
-def _fresh_momentum(answers, seed):
-    """Momentum shows in the second step after the save."""
-    saved, (batches, _, states) = _saved_step(seed), _undisturbed(seed)
-    _, state = _momentum_step((states[saved][0], np.zeros(3)), batches[saved])
-    loss, _ = _momentum_step(state, batches[saved + 1])
-    return math.isclose(_reported(answers, attempt=1)[saved + 2], loss, rel_tol=1e-4)
-
-
-def _skips_in_every_epoch(answers, seed):
-    saved, steps = _saved_step(seed), probes.STEPS_PER_EPOCH
-    next_epoch = (saved // steps + 1) * steps
-    return _takes(answers, seed, next_epoch + 1, state=next_epoch, batch=next_epoch + saved % steps)
-
-
-def _in_order(answers, seed):
-    """Steps that worker 0 reported before the first kill, in that order; whether their losses are the right ones."""
-    reports = [(step, loss) for name, attempt, step, loss in answers["reports"] if (name, attempt) == ("worker 0", 0)]
-    steps, losses = zip(*reports)
-    return steps, np.allclose(losses, _undisturbed(seed)[1][: len(losses)], rtol=1e-4)
-
-
-def _other_order(answers, seed):
-    return not _in_order(answers, seed)[1]
-
-
-def _numbered_otherwise(answers, seed):
-    steps, right = _in_order(answers, seed)
-    return right and steps != tuple(range(1, len(steps) + 1))
-
-
-def _after_an_epoch(answers, seed):
-    steps = probes.STEPS_PER_EPOCH
-    return all(first == died // steps * steps + 1 for died, _, first in _first_steps(answers, seed))
-
-
-def _cut_before_the_save(answers, seed):
-    """A save that was due is missing exactly where the kill came at its step."""
-    every = probes.SAVE_EVERY
-    return all(first == (died - 1) // every * every + 1 for died, _, first in _first_steps(answers, seed))
+def _counted_since_the_restart(answers, seed):
+    *_, (_, _, saved) = recovery.kills(seed)
+    counts = {worker["updates"] for worker in answers["workers"]}
+    return _all_but(3, answers, seed) and counts == {recovery.LAST_STEP - saved}
 
 
 _REPORT = (forms.words("worker 0", "worker 1"), forms.size, forms.whole, forms.number)
@@ -565,25 +551,39 @@ RECOVERY = question(
         Target("after each kill both go on with the step that follows the last save", _goes_on_after_the_save),
         Target("both end with identical weights, and those equal the undisturbed run's to 0.001%", _final_weights),
         Target(
-            "the optimizers count one update for each step of the run", lambda answers, seed: _count(answers, LAST_STEP)
+            "the optimizers count one update for each step of the run",
+            lambda answers, seed: _count(answers, recovery.LAST_STEP),
         ),
     ),
     recognise={
-        "another order": _other_order,
-        "state without a home": lambda answers, seed: _goes_on(answers, seed, first=1, state=0, batch=0),
-        "step forgotten": lambda answers, seed: _goes_on(answers, seed, first=1, state=_saved_step(seed), batch=0),
-        "saved once an epoch": _after_an_epoch,
+        "another order": recovery.other_order,
+        "state without a home": lambda answers, seed: recovery.goes_on(answers, seed, first=1, state=0, batch=0),
+        "step forgotten": lambda answers, seed: recovery.goes_on(
+            answers, seed, first=1, state=recovery.saved_step(seed), batch=0
+        ),
+        "saved once an epoch": lambda answers, seed: recovery.after_the_last(
+            answers, seed, lambda step: step % probes.STEPS_PER_EPOCH == 0
+        ),
         "everybody the chief": lambda answers, seed: any(
             operation in answers["stopped"]["error"] for operation in ("MergeV2Checkpoints", "SaveV2")
         ),
-        "cut before the save": _cut_before_the_save,
-        "saved at every step": lambda answers, seed: all(
-            first == died + 1 for died, _, first in _first_steps(answers, seed)
+        "cut before the save": recovery.cut_before_the_save,
+        "saved at every step": lambda answers, seed: recovery.after_the_last(answers, seed, lambda step: True),
+        "due within the epoch": recovery.due_within_the_epoch,
+        "saved a step late": lambda answers, seed: recovery.after_the_last(
+            answers, seed, lambda step: (step - 1) % probes.SAVE_EVERY == 0
         ),
-        "step of the epoch": _numbered_otherwise,
-        "skipped in every epoch": _skips_in_every_epoch,
-        "optimizer forgotten": _fresh_momentum,
-        "epoch again": _epoch_again,
+        "saved by the first attempt": recovery.saved_by_the_first_attempt,
+        "last as text": recovery.last_as_text,
+        "epochs from 0": recovery.from_epoch_0,
+        "next epoch": recovery.next_epoch,
+        "nothing left": recovery.nothing_left,
+        "counted since the restart": _counted_since_the_restart,
+        "other weights": lambda answers, seed: _identical(answers, seed) is True and _all_but(2, answers, seed),
+        "step of the epoch": recovery.numbered_otherwise,
+        "skipped in every epoch": recovery.skips_in_every_epoch,
+        "optimizer forgotten": recovery.fresh_momentum,
+        "epoch again": recovery.epoch_again,
     },
 )
 
@@ -619,6 +619,20 @@ def _no_smaller_one(answers, seed):
     return True
 
 
+def _smallest(problem):
+    """As a search by halves finds it."""
+    most = 1
+    while _efficiency(most, problem) < problem["efficiency"]:
+        most *= 2
+    return bisect.bisect_left(range(most), problem["efficiency"], lo=1, key=lambda batch: _efficiency(batch, problem))
+
+
+def _ends_too_early(answers, seed):
+    """All are the right ones, or the largest that was tried."""
+    wanted, most = [_smallest(problem) for problem in probes.scaling_problems(seed)], max(answers["batches"])
+    return max(wanted) > most + 1 and [min(batch, most) for batch in wanted] == answers["batches"]
+
+
 LOCAL_BATCH = question(
     name="q5",
     title="Buy efficiency with a larger batch",
@@ -630,6 +644,11 @@ LOCAL_BATCH = question(
         Target("with it the workers reach the wanted efficiency", _reaches),
         Target("with one example less they do not", _no_smaller_one),
     ),
+    recognise={
+        "search that ends": _ends_too_early,
+        "not rounded": lambda answers, seed: any(batch % 1 for batch in answers["batches"]),
+        "a float": lambda answers, seed: any(type(batch) is float for batch in answers["batches"]),
+    },
 )
 
 
