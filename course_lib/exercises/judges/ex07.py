@@ -18,6 +18,7 @@ from course_lib.exercises.question import Target
 
 question = question_maker.of("07_tensor_parallelism_and_sharding")
 FLOAT32 = 1e-5  # relative: sums of a dozen products in float32
+ROUGH = 1e-2  # relative: what half precision leaves right
 
 
 # q1: attention, cut by heads
@@ -85,6 +86,26 @@ def _columns_dealt(rows):
     return cut
 
 
+def _third_of(fused, device, devices):
+    return np.concatenate([np.split(part, devices, axis=1)[device] for part in np.split(fused, 3, axis=1)], axis=1)
+
+
+def _nearly_right(answers, seed):
+    pairs = zip(probes.blocks(seed), answers["blocks"], strict=True)
+    totals = [(a["total"], probes.attend(b["x"], b["fused"], b["out"], b["heads"])) for b, a in pairs]
+    right = _sums_to_one_device(answers, seed) is True
+    return not right and all(total is not None and off(total, wanted) <= ROUGH for total, wanted in totals)
+
+
+def _whole_on_each(answers, seed):
+    widths = [len(block["fused"]) for block in probes.blocks(seed)]
+    return all(
+        pair == [[width, 3 * width], [width, width]]
+        for width, answer in zip(widths, answers["blocks"], strict=True)
+        for pair in answer["shapes"]
+    )
+
+
 def _in_order(order):
     def cut(fused, out, device, devices):
         parts = [np.split(part, devices, axis=1)[device] for part in np.split(fused, 3, axis=1)]
@@ -113,7 +134,18 @@ HEADS = question(
         "columns dealt out": _cut_as(
             _columns_dealt(_rows), _columns_dealt(lambda out, device, devices: out[device::devices])
         ),
-        "another order of the three": _cut_as(*map(_in_order, itertools.permutations(range(3)))),
+        "another order of the three": _cut_as(*map(_in_order, [*itertools.permutations(range(3))][1:])),
+        "output divided": _cut_as(
+            lambda fused, out, device, devices: (
+                _third_of(fused, device, devices),
+                _rows(out, device, devices) / devices,
+            )
+        ),
+        "output transposed": _cut_as(
+            lambda fused, out, device, devices: (_third_of(fused, device, devices), _rows(out.T, device, devices))
+        ),
+        "whole on each": _whole_on_each,
+        "few digits": _nearly_right,
     },
 )
 
@@ -189,15 +221,34 @@ def _only(*names):
 
 
 def _times(factor, **wanted):
-    """Recognise gradients that are the right ones times factor(data, model), all else being right."""
+    """Recognise gradients that are the right ones times factor(data, model, rows of all), all else being right."""
 
     def recognise(answers, seed):
         one, mesh = probes.layer_inputs(seed), probes.layer_mesh(seed)
         return _only(*wanted)(answers, seed) and all(
-            off(answers[name], factor(*mesh) * part(one, mesh)) <= FLOAT32 for name, part in wanted.items()
+            off(answers[name], factor(*mesh, len(one["x"])) * part(one, mesh)) <= FLOAT32
+            for name, part in wanted.items()
         )
 
     return recognise
+
+
+def _mean_over_rows(answers, seed):
+    """The kernel's or the bias's gradient, or both, are divided by a device's rows, or by all."""
+    wanted = {"kernel": _kernel_gradient, "bias": _bias_gradient}
+    return any(
+        _times(factor, **{name: wanted[name] for name in names})(answers, seed)
+        for factor in (lambda data, model, rows: data / rows, lambda data, model, rows: 1 / rows)
+        for names in (("kernel", "bias"), ("kernel",), ("bias",))
+    )
+
+
+def _upstream_first(answers, seed):
+    """The kernel's gradient is that of a device's x and of all devices' upstream gradients added up."""
+    one, (data, model) = probes.layer_inputs(seed), probes.layer_mesh(seed)
+    summed = sum(np.split(one["y_gradient"], data))
+    parts = [[x.T @ summed for x in np.split(rows, model, axis=1)] for rows in np.split(one["x"], data)]
+    return _only("kernel")(answers, seed) and off(answers["kernel"], parts) <= FLOAT32
 
 
 _SUMS = [(forms.text, [forms.whole])]
@@ -216,8 +267,12 @@ ROW_PARALLEL = question(
         Target("backward sums nothing along model; along data no more than kernel and bias", _little_backward),
     ),
     recognise={
-        "bias over all devices": _times(lambda data, model: model, bias=_bias_gradient),
-        "mean over data": _times(lambda data, model: 1 / data, kernel=_kernel_gradient, bias=_bias_gradient),
+        "bias over all devices": _times(lambda data, model, rows: model, bias=_bias_gradient),
+        "mean over data": _times(lambda data, model, rows: 1 / data, kernel=_kernel_gradient, bias=_bias_gradient),
+        "mean over the rows": _mean_over_rows,
+        "upstream gradients first": _upstream_first,
+        "more than y": lambda answers, seed: _only()(answers, seed) and _little_backward(answers, seed) is True,
+        "more than the gradients": lambda answers, seed: _only()(answers, seed),
     },
 )
 

@@ -50,14 +50,15 @@ def attend(x: np.ndarray, fused: np.ndarray, out: np.ndarray, heads: int) -> np.
 def probe_heads(names, seed):
     """Of each block the shards' shapes, the sum of what the devices compute, and the merged kernels.
 
-    Nothing is computed with shards of other shapes than a device's part of the heads has.
+    Nothing is computed with shards of other shapes than a device's part of the heads has. All are cut before any is
+    merged.
     """
-    return {"blocks": [_cut_and_merged(names, block) for block in blocks(seed)]}
+    cuts = [names["cut_attention"](b["fused"].copy(), b["out"].copy(), b["devices"]) for b in blocks(seed)]
+    return {"blocks": [_merged(names, block, cut) for block, cut in zip(blocks(seed), cuts)]}
 
 
-def _cut_and_merged(names, block):
+def _merged(names, block, cut):
     width, devices = len(block["fused"]), block["devices"]
-    cut = names["cut_attention"](block["fused"].copy(), block["out"].copy(), devices)
     shards = [tuple(np.asarray(part) for part in pair) for pair in cut]
     shapes = [[list(part.shape) for part in pair] for pair in shards]
     answers = {"shapes": shapes, "total": None, "merged": None}
@@ -121,10 +122,11 @@ def probe_row_parallel(names, seed):
 def layouts(seed: int) -> list[dict[str, object]]:
     """q3's cases: variables' shapes by path, a layout with good and idle keys, and a mesh."""
     rng = np.random.default_rng(seed)
-    return [_layout(rng, {"data": 2, "model": model, "expert": 1}) for model in (4, 2)]
+    return [_layout(rng, {"data": 2, "model": model, "expert": 1}, other) for model, other in ((4, 1), (2, 2))]
 
 
-def _layout(rng: np.random.Generator, mesh: dict[str, int]) -> dict[str, object]:
+def _layout(rng: np.random.Generator, mesh: dict[str, int], other: int) -> dict[str, object]:
+    """other  of two blocks, the one of which a pattern's variable has a key of its own"""
     width, vocabulary = 8 * int(rng.integers(2, 6)), 8 * int(rng.integers(6, 20))
     shapes = {"token_embedding/embeddings": (vocabulary, width), "final_norm/gamma": (width,)}
     for block in ("block1", "block2"):
@@ -137,12 +139,14 @@ def _layout(rng: np.random.Generator, mesh: dict[str, int]) -> dict[str, object]
         (".*query/bias", ("model",)),
         ("mlp_in/kernel", (None, "model")),  # a part of two paths
         ("block1_value", ("model",)),  # the beginning of two
+        ("block1_attention_out|block2_value/bias", ("model",)),  # the beginning of two, or the whole of another
         (".*attention/out/kernel", ("model", None)),  # of another model
         (".*final_norm/gamma", (None,)),
         (".*embeddings", ("expert", None)),
         ("block2_attention_out/k.*", ("model", None)),  # the last key is before it for its only variable
     ]
-    exact = {"block1_mlp_out/kernel": ("data", "model"), "block2_attention_out/kernel": ("data", "model")}
+    exact = {f"block{other}_mlp_out/kernel": ("data", "model"), "block2_attention_out/kernel": ("data", "model")}
+    exact |= {"block2_query/kernel": (None, None), "block2_mlp_in/kernel": ("expert", "model")}
     return {"shapes": shapes, "layout": dict(shuffled(rng, keys)) | exact, "mesh": mesh}
 
 
