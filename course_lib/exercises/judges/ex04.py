@@ -1,25 +1,21 @@
-"""Exercise 04: staleness, a server, a table in pieces, asynchronous training, a killed server, a number of servers.
+"""Exercise 04: staleness, a server, a table in pieces, a number of servers; q4 and q5 are in ex04_clusters.
 
-Needs NumPy; TensorFlow for q3's mistakes, and in the processes of q4 and q5.
+Needs NumPy; TensorFlow for q3's mistakes.
 """
 
+import itertools
 import math
 
 import numpy as np
 
 from course_lib.exercises.judges import forms, question_maker
+from course_lib.exercises.judges.ex04_clusters import RECOVERY, TRAIN
 from course_lib.exercises.probes import ex04 as probes
 from course_lib.exercises.question import Target
 
 question = question_maker.of("04_parameter_server")
 SHORT = 5  # events of a record that a line can hold
 FLOAT32 = 1e-5  # relative: some tens of additions to each number in float32
-# Servers add without a lock, so under load an addition to one row is lost now and then: seen once in 7 runs, 0.6% of
-# the largest number and 0.004% of the sum. A batch that is lost or applied twice changes the sum by 0.2% or more.
-LOST_OF_SUM, LOST_OF_LARGEST = 1e-3, 2e-2
-TABLE_IS_RIGHT = (
-    "the table is what every batch, applied once, makes of it: its sum to 0.1%, each number to 2% of the largest"
-)
 
 
 # q1: staleness from a record
@@ -61,6 +57,30 @@ def _stale_by(read_again):
     return holds
 
 
+def _grouped_by_worker(answers, seed):
+    """The right numbers, the workers one after another in whatever order."""
+    for record, staleness in zip(probes.records(seed), answers["staleness"], strict=True):
+        numbers, by_worker = iter(_updates_of(record)), {}
+        for worker in (worker for worker, event in record if event == "applied"):
+            by_worker.setdefault(worker, []).append(next(numbers)[0])
+        if staleness not in [sum(order, []) for order in itertools.permutations(by_worker.values())]:
+            return False
+    return True
+
+
+def _lost_reads_numbered(answers, seed):
+    """A number for each read; or for each update, and for each worker that was lost for good."""
+    for record, staleness in zip(probes.records(seed), answers["staleness"], strict=True):
+        applied, reads = (sum(event == one for _, event in record) for one in ("applied", "read"))
+        last = dict(record)
+        if len(staleness) not in (reads, applied + list(last.values()).count("read")):
+            return False
+    return any(
+        len(staleness) > [event for _, event in record].count("applied")
+        for record, staleness in zip(probes.records(seed), answers["staleness"])
+    )
+
+
 STALENESS = question(
     name="q1",
     title="How stale is each update?",
@@ -72,6 +92,11 @@ STALENESS = question(
         Target("right for the updates of workers that read once", _stale_by(read_again=False)),
         Target("right for the updates of workers that were lost and read again", _stale_by(read_again=True)),
     ),
+    recognise={
+        "by worker": _grouped_by_worker,
+        "a number for lost reads": _lost_reads_numbered,
+        "one number for all": lambda answers, seed: all(len(set(numbers)) == 1 for numbers in answers["staleness"]),
+    },
 )
 
 
@@ -137,6 +162,37 @@ def _first_weights_kept(answers, seed):
     return all(kept) or "after the run the array that the server was made with holds other numbers"
 
 
+def _only_updates_wrong(counted):
+    """A recogniser: all is right but `updates`, which are these, made of `used` of all runs."""
+
+    def recognises(answers, seed):
+        used = [wanted["used"] for _, wanted, _ in _runs(answers, seed)]
+        right = _bounds_kept(answers, seed) is True and _weights_served(answers, seed) is True
+        return right and [answer["updates"] for answer in answers["runs"]] == counted(used)
+
+    return recognises
+
+
+def _since_its_last_update(answers, seed):
+    """Whether what is used is what is fresh since its worker's last update, in one of the ways to count that."""
+    ways = itertools.product((False, True), ("as before", "now", "at the next read"))
+    return any(all(answer["used"] == _used_since(run, *way) for run, _, answer in _runs(answers, seed)) for way in ways)
+
+
+def _used_since(run, from_first_read, after_refusal):
+    since, used = {}, []
+    for worker, turn in run["turns"]:
+        if turn == "read" and from_first_read:
+            since.setdefault(worker, sum(used))
+        elif turn == "applied":
+            used.append(sum(used) - since.get(worker, 0) <= run["settings"]["bound"])
+            if used[-1] or after_refusal == "now":
+                since[worker] = sum(used)
+            elif after_refusal == "at the next read":
+                since.pop(worker, None)
+    return used
+
+
 SERVER = question(
     name="q2",
     title="Build the server",
@@ -156,7 +212,10 @@ SERVER = question(
         Target("first_weights, which is the caller's, stays as it was", _first_weights_kept),
     ),
     recognise={
-        "says nothing": lambda answers, seed: all(used is None for run in answers["runs"] for used in run["used"])
+        "says nothing": lambda answers, seed: any(used is None for run in answers["runs"] for used in run["used"]),
+        "offers in updates": _only_updates_wrong(lambda used: [len(of_run) for of_run in used]),
+        "updates of all servers": _only_updates_wrong(lambda used: list(itertools.accumulate(map(sum, used)))),
+        "since its last update": _since_its_last_update,
     },
 )
 
@@ -241,6 +300,19 @@ def _number_in_the_whole_table(answers, seed):
     return f"= {batches[0].item()} is not in [0," in answers["stopped"]["error"]
 
 
+def _shards_taken_for_equal(answers, seed):
+    """Whether a shard was asked for a row that it does not have, or gave the one that equal shards would have there."""
+    if "stopped" in answers:
+        return "is not in [0," in answers["stopped"]["error"]
+    _, batches, made = _tables(answers, seed)[0]
+    shards = [rows for _, _, rows in made["shards"]]
+    owner, place = divmod(batches[0].item(), len(shards[0]))
+    return np.array_equal(made["lookups"][0]["found"], [shards[owner][place]])
+
+
+_NO_VALUE = ("'SymbolicTensor' object has no attribute", "symbolic tf.Tensor", "symbolic `tf.Tensor`")
+
+
 def _table_joined(answers, seed):
     return _rows_found(answers, seed) is True and answers["tables"][0]["lookups"][0]["read_whole"] > 1
 
@@ -287,242 +359,11 @@ TABLE = question(
             "does not result in an equal division" in answers["stopped"]["error"]
         ),
         "the table's numbers": _number_in_the_whole_table,
-    },
-)
-
-
-# q4: asynchronous training on real servers
-
-
-def _table_after(settings, batches):
-    """The table, in NumPy, after every one of these batches was applied once; the order does not matter."""
-    table = np.zeros((settings["rows"], settings["width"]))
-    for numbers, values in batches:
-        step = settings["learning_rate"] * np.float64(values) / len(values)  # (batch,)
-        np.add.at(table, np.array(numbers), step[:, None, None])
-    return table
-
-
-def _is_table(table, wanted):
-    table = np.array(table, "float64")
-    if table.shape != wanted.shape:
-        return f"it has shape {table.shape}"
-    off, of_sum = np.abs(table - wanted).max() / np.abs(wanted).max(), abs(table.sum() / wanted.sum() - 1)
-    is_right = of_sum <= LOST_OF_SUM and off <= LOST_OF_LARGEST
-    return bool(is_right) or f"it is off by up to {off:.3%}, its sum by {of_sum:.3%}"
-
-
-def _two_and_two(answers, seed):
-    return answers["tasks"] == [2, 2] or f"your job has {' and '.join(map(str, answers['tasks']))}"
-
-
-def _cut_over_both(answers, seed):
-    rows, held = probes.visits(seed)["rows"], sorted([server, len(held)] for server, held in answers["seen"]["shards"])
-    right = [server for server, _ in held] == ["ps 0", "ps 1"]
-    if not (right and sorted(number for _, number in held) == [rows // 2, rows - rows // 2]):
-        return f"of {rows} rows the servers hold {_listed(held)}"
-    return sorted(answers["shards"]) == held or f"the servers hold {_listed(held)}, and you return {answers['shards']}"
-
-
-def _listed(shards):
-    return ", ".join(f"{rows} on {server}" for server, rows in shards) or "none"
-
-
-def _counted(answers, wanted):
-    if wanted not in answers["seen"]["counted"]:
-        return f"{' or '.join(map(str, answers['seen']['counted'])) or 'no optimizer has counted any'} of {wanted}"
-    return answers["counted"] == wanted or f"it counts {wanted}, and you return {answers['counted']}"
-
-
-def _each_applied_once(answers, seed):
-    settings = probes.visits(seed)
-    wanted = _table_after(settings, settings["batches"])
-    found = _is_table(answers["table"], wanted)
-    return found if found is not True else _are_on_servers(answers, wanted)
-
-
-def _are_on_servers(answers, wanted):
-    """Whether the servers hold these rows, cut as they are and in whatever order."""
-    held = np.array([row for _, rows in answers["seen"]["shards"] for row in rows])
-    same_sum = held.shape == wanted.shape and abs(held.sum() / wanted.sum() - 1) <= LOST_OF_SUM
-    return bool(same_sum) or "what you return is, and the servers hold another table"
-
-
-def _asynchronous(answers, seed):
-    staleness = answers["staleness"]
-    if len(staleness) != probes.UPDATES:
-        return f"you return {len(staleness)} of them for {probes.UPDATES} updates"
-    if answers["seen"]["at_once"] < 2 or not any(staleness):
-        return "none of yours is stale: nobody worked while another did"
-    return min(staleness) == 0 or f"your least is {min(staleness)}, and the first update comes after no other"
-
-
-def _summed(answers, seed):
-    """Whether the table is what the batches give when their losses are sums."""
-    settings = probes.visits(seed)
-    batches = [(numbers, np.float64(values) * len(values)) for numbers, values in settings["batches"]]
-    return _is_table(answers["table"], _table_after(settings, batches)) is True
-
-
-def _not_zeros(answers, seed):
-    """Whether the table is off by what Keras' initial embedding may be, and every update is counted."""
-    settings = probes.visits(seed)
-    off = np.array(answers["table"]) - _table_after(settings, settings["batches"])
-    return answers["counted"] == probes.UPDATES and 0.04 < np.abs(off).max() < 0.0501 and abs(off.mean()) < 0.01
-
-
-_SEEN = {"shards": [(forms.text, forms.array)], "counted": [forms.whole], "at_once": forms.size}
-_TRAINED = {"counted": forms.number, "table": forms.array, "seen": _SEEN, str: forms.anything}
-_TASKS = {"tasks": (forms.whole, forms.whole), "shards": [(forms.text, forms.size)], "staleness": [forms.distance]}
-TRAIN = question(
-    name="q4",
-    title="Train on two servers",
-    asks_for=("train", "make_job"),
-    probe=probes.probe_train,
-    form={**_TASKS, **_TRAINED},
-    takes_long=True,
-    targets=(
-        Target("two workers and two servers", _two_and_two),
-        Target("the table is in two shards, one on each server, within one row of equal", _cut_over_both),
-        Target(
-            f"the optimizer counts all {probes.UPDATES} updates",
-            lambda answers, seed: _counted(answers, probes.UPDATES),
+        "shards taken for equal": _shards_taken_for_equal,
+        "not in a graph": lambda answers, seed: any(said in answers["stopped"]["error"] for said in _NO_VALUE),
+        "no empty shards": lambda answers, seed: (
+            [len(rows) for _, _, rows in answers["tables"][1]["shards"]] == [1] * len(probes.tables_to_cut(seed)[1][0])
         ),
-        Target(TABLE_IS_RIGHT, _each_applied_once),
-        Target("workers overlap: some updates are stale", _asynchronous),
-    ),
-    recognise={
-        "model outside the scope": lambda answers, seed: (
-            "was made outside strategy.scope()" in answers["stopped"]["error"]
-        ),
-        "not waited for": lambda answers, seed: (
-            answers["counted"] < probes.UPDATES
-            and answers["seen"]["at_once"] > 1
-            and _each_applied_once(answers, seed) is not True
-        ),
-        "not cut": lambda answers, seed: len(answers["seen"]["shards"]) == 1,
-        "lost counts": lambda answers, seed: (
-            answers["counted"] < probes.UPDATES and _each_applied_once(answers, seed) is True
-        ),
-        "in turns": lambda answers, seed: answers["seen"]["at_once"] == 1,
-        "itself counted": lambda answers, seed: min(answers["staleness"]) == 1,
-        "not zeros at first": _not_zeros,
-        "summed": _summed,
-    },
-)
-
-
-# q5: a killed server
-
-
-def _kills(seed):
-    """(updates done, those at the last save) at each kill."""
-    return [(done, done // probes.SAVE_EVERY * probes.SAVE_EVERY) for done in probes.visits_through(seed)["dies_after"]]
-
-
-def _done(answers, attempt):
-    return [done for number, done in answers["reports"] if number == attempt]
-
-
-def _began_after(answers, seed):
-    """For each kill: updates done, those saved, and the updates with which the next attempt began."""
-    return [
-        (done, saved, min(_done(answers, attempt)) - probes.TOGETHER)
-        for attempt, (done, saved) in enumerate(_kills(seed), 1)
-    ]
-
-
-def _goes_on_after_the_save(answers, seed):
-    if not all(_done(answers, attempt) for attempt, _ in enumerate(_kills(seed), 1)):
-        return "an attempt after a kill reports nothing: report `done` after each group"
-    for done, saved, began in _began_after(answers, seed):
-        if began != saved:
-            said = f"killed after update {done}, with a save after every {probes.SAVE_EVERY}"
-            return f"{said}, yours report {began + probes.TOGETHER} done after one group"
-    return True
-
-
-def _applied(answers, seed, *spans):
-    """Whether the table is what these spans of the batches make of it."""
-    settings = probes.visits_through(seed)
-    batches = [batch for first, last in spans for batch in settings["batches"][first:last]]
-    return _is_table(answers["table"], _table_after(settings, batches))
-
-
-def _applied_through(answers, seed):
-    found, settings = _applied(answers, seed, (0, probes.RUN)), probes.visits_through(seed)
-    return found if found is not True else _are_on_servers(answers, _table_after(settings, settings["batches"]))
-
-
-def _began(answers, seed, first, *spans):
-    """Whether each next attempt began after `first(done, saved)` updates, and the table is what these spans give."""
-    began = all(at == first(done, saved) for done, saved, at in _began_after(answers, seed))
-    return began and (not spans or _applied(answers, seed, *spans) is True)
-
-
-def _from_the_start(done, saved):
-    return 0
-
-
-def _from_the_save(done, saved):
-    return saved
-
-
-def _from_a_save_too_early(done, saved):
-    return (done - 1) // probes.SAVE_EVERY * probes.SAVE_EVERY
-
-
-def _from_nothing(answers, seed):
-    """Every attempt goes through all batches, as far as it comes."""
-    last = max(_done(answers, len(_kills(seed))))
-    return last == probes.RUN and _began(answers, seed, _from_the_start, (0, probes.RUN))
-
-
-def _counter_again(answers, seed):
-    """The table is right, and what was applied up to the last save is not counted."""
-    counted = answers["counted"] == probes.RUN - _kills(seed)[-1][1]
-    return counted and _began(answers, seed, _from_the_save, (0, probes.RUN))
-
-
-def _saved_too_often(answers, seed):
-    return answers["counted"] == probes.RUN and _began(answers, seed, lambda done, saved: done)
-
-
-def _a_group_too_late(answers, seed):
-    """Both attempts, which go on from one save, leave out the group that follows it."""
-    _, saved = _kills(seed)[0]
-    left_out = saved + probes.TOGETHER
-    return _began(answers, seed, lambda done, saved: left_out, (0, saved), (left_out, probes.RUN))
-
-
-RECOVERY = question(
-    name="q5",
-    title="Lose the server, and nothing else",
-    asks_for=("train_through",),
-    probe=probes.probe_recovery,
-    form={"reports": [(forms.whole, forms.number)], **_TRAINED},
-    takes_long=True,
-    targets=(
-        Target("after the kill the run goes on after the last save", _goes_on_after_the_save),
-        Target(
-            f"the optimizer counts {probes.RUN} updates, no fewer and no more",
-            lambda answers, seed: _counted(answers, probes.RUN),
-        ),
-        Target(TABLE_IS_RIGHT, _applied_through),
-    ),
-    recognise={
-        "nobody killed": lambda answers, seed: answers["stopped"]["error"] == probes.NOBODY_DIED,
-        "counter forgotten": _counter_again,
-        "state without a home": _from_nothing,
-        "all batches again": lambda answers, seed: _began(
-            answers, seed, _from_the_start, *((0, saved) for _, saved in _kills(seed)), (0, probes.RUN)
-        ),
-        "table forgotten": lambda answers, seed: _began(
-            answers, seed, _from_the_save, (_kills(seed)[-1][1], probes.RUN)
-        ),
-        "saved too often": _saved_too_often,
-        "one group too late": _a_group_too_late,
-        "cut before the save": lambda answers, seed: _began(answers, seed, _from_a_save_too_early),
     },
 )
 
@@ -530,15 +371,24 @@ RECOVERY = question(
 # q6: a number of servers
 
 
-def _needed(load):
-    """(by memory, by bandwidth): the servers that one load needs, each part alone."""
+def _step(reading, computing, sending):
+    return reading + computing + sending
+
+
+def _shares(load, step=_step):
+    """(of all memories, of all links): what one load needs of servers, not rounded; `step` gives a step's seconds."""
     link_bytes = load["gigabits_per_second"] * 1e9 / 8  # per second, in each direction
     read_numbers = load["dense_parameters"] + load["looked_up_rows"] * load["row_width"]
     sent_numbers = read_numbers + load["looked_up_rows"]
-    step_seconds = load["compute_seconds"] + 4 * (read_numbers + sent_numbers) / link_bytes
-    busy_links = load["workers"] * 4 * sent_numbers / step_seconds / link_bytes
+    seconds = step(4 * read_numbers / link_bytes, load["compute_seconds"], 4 * sent_numbers / link_bytes)
+    busy_links = load["workers"] * 4 * sent_numbers / seconds / link_bytes
     numbers = (load["dense_parameters"] + load["table_rows"] * load["row_width"]) * (1 + load["slots"])
-    return math.ceil(4 * numbers / (load["memory_gigabytes"] * 1e9)), math.ceil(busy_links)
+    return 4 * numbers / (load["memory_gigabytes"] * 1e9), busy_links
+
+
+def _needed(load):
+    """(by memory, by bandwidth): the servers that one load needs, each part alone."""
+    return tuple(map(math.ceil, _shares(load)))
 
 
 def _whole_servers(answers, seed):
@@ -569,6 +419,36 @@ def _no_fewer(answers, seed):
     return True
 
 
+def _is_always(servers_of):
+    """A recogniser: the learner's servers are those that this function gives for each load; None fits any."""
+
+    def recognises(answers, seed):
+        pairs = [(servers_of(load), own) for load, own in zip(probes.loads(seed), answers["servers"], strict=True)]
+        return all(servers in (None, own) for servers, own in pairs)
+
+    return recognises
+
+
+def _dense_part_on_each(load):
+    held = 4 * (1 + load["slots"])
+    room = load["memory_gigabytes"] * 1e9 - held * load["dense_parameters"]
+    rows = held * load["table_rows"] * load["row_width"]
+    return max(1, math.ceil(rows / room), _needed(load)[1]) if room > 0 else None
+
+
+# (of memory, of links)
+_ONE_TOO_MANY = [
+    _is_always(
+        lambda load, more=more: max(1, *(int(x) + 1 if one else math.ceil(x) for x, one in zip(_shares(load), more)))
+    )
+    for more in ((True, True), (True, False), (False, True))
+]
+_OVERLAPPING = [
+    _is_always(lambda load, step=step: max(1, *map(math.ceil, _shares(load, step))))
+    for step in (max, lambda r, c, s: max(r, c) + s, lambda r, c, s: r + max(c, s), lambda r, c, s: max(r + s, c))
+]
+
+
 SERVERS = question(
     name="q6",
     title="How many servers?",
@@ -581,6 +461,11 @@ SERVERS = question(
         Target("no link carries more than it can", _enough(part=1)),
         Target("with one server less, where that leaves any, one of the two fails", _no_fewer),
     ),
+    recognise={
+        "one too many": lambda answers, seed: any(fits(answers, seed) for fits in _ONE_TOO_MANY),
+        "dense part on each": _is_always(_dense_part_on_each),
+        "parts of a step overlap": lambda answers, seed: any(fits(answers, seed) for fits in _OVERLAPPING),
+    },
 )
 
 

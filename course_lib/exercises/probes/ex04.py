@@ -3,6 +3,8 @@
 Needs NumPy; TensorFlow for q3, and for q4 and q5 in separate processes. The inputs are functions of the seed.
 """
 
+import time
+
 import numpy as np
 
 from course_lib import cluster
@@ -85,9 +87,11 @@ def visits(seed: int) -> dict[str, object]:
 
 
 def visits_through(seed: int) -> dict[str, object]:
-    """Arguments of q5's program: the server dies twice, when a save is due and before the next attempt's first one."""
+    """Arguments of q5's program. The server dies three times: when a save is due, before the next attempt's first save,
+    and after a save of an attempt that is not the first.
+    """
     rng = np.random.default_rng(seed)
-    dies_after = rng.choice([[30, 50], [60, 80], [90, 110]]).tolist()
+    dies_after = rng.choice([[30, 50, 80], [30, 50, 110], [60, 80, 110]]).tolist()
     return {**_visits(rng, RUN), "together": TOGETHER, "save_every": SAVE_EVERY, "dies_after": dies_after}
 
 
@@ -105,7 +109,10 @@ def _visits(rng: np.random.Generator, updates: int) -> dict[str, object]:
 
 
 def loads(seed: int) -> list[dict[str, float]]:
-    """q6's cases: memory for exactly 4, links for exactly 2; drawn ones where the links rule, and the memory; one."""
+    """q6's cases: memory for exactly 4, links for exactly 2; drawn ones where the links rule, and the memory; one.
+
+    A dense part whole on each server has room in one of the first, and takes it away from the table.
+    """
     rng = np.random.default_rng(seed)
     # 4 in whatever order the formula is worked out: other sizes give 4.000000000000001 in one or another.
     full = {"workers": 1, "compute_seconds": 10.0, "dense_parameters": 500_000_000, "table_rows": 250_000_000}
@@ -128,7 +135,7 @@ def loads(seed: int) -> list[dict[str, float]]:
 
     large = {"memory_gigabytes": float(rng.uniform(1, 2)), "workers": 2, "table_rows": 2_000_000_000, "slots": 2}
     small = {"workers": 1, "table_rows": 1_000_000, "compute_seconds": 10.0}
-    parts = [full | {"memory_gigabytes": size} for size in (2.2, 2.7)]  # 2.7 and 2.2 servers: for other roundings
+    parts = [full | {"memory_gigabytes": size} for size in (2.2, 2.7, 4.4)]  # 2.7, 2.2 and 1.4 servers
     return [full, busy, *parts, *(load() for _ in range(3)), load(**large), load(**small)]
 
 
@@ -227,13 +234,19 @@ def probe_train(names, seed):
 
 
 def probe_recovery(names, seed):
-    """(attempt, updates done) as reported; the coordinator's result and what its process saw; after two kills."""
+    """(attempt, updates done) as reported; the coordinator's result and what its process saw; after all kills."""
     arguments = visits_through(seed)
-    job = workers.job(names["train_through"], workers=WORKERS, parameter_servers=1, arguments=arguments, restarts=2)
+    kills = arguments["dies_after"]
+    job = workers.job(
+        names["train_through"], workers=WORKERS, parameter_servers=1, arguments=arguments, restarts=len(kills)
+    )
 
     def kill_the_server(running):
-        for done in arguments["dies_after"]:
-            _kill_the_server(running, done)
+        _await_first_cut(running, kills[0])
+        running.kill("ps 0")
+        for done in kills[1:]:
+            if _is_cut_again(running, done):
+                running.kill("ps 0")
 
     outcome = workers.run(job, "train_through", kill_the_server, watch=ex04_servers.watched)
     reports = [[report.attempt, report.values["done"]] for report in outcome.reports if "done" in report.values]
@@ -246,14 +259,29 @@ def _returned_and_seen(outcome: cluster.Outcome) -> dict[str, object]:
     return {**found["result"], "seen": {name: value for name, value in found.items() if name != "result"}}
 
 
-def _kill_the_server(running: cluster.LocalCluster, done: int) -> None:
+def _await_first_cut(running: cluster.LocalCluster, done: int) -> None:
     try:
         running.wait_report("chief 0", power_cut=done)
     except cluster.RunFailed:
         raise
     except CourseError:  # the program returned without that report
         raise workers.failure_at_first(running) or Stopped("raised", NOBODY_DIED, NOBODY_DIED) from None
-    running.kill("ps 0")
+
+
+def _is_cut_again(running: cluster.LocalCluster, done: int) -> bool:
+    """Wait for a later kill's report. False where the program has ended without it, and is judged by what it left.
+
+    A wait of the cluster's own would clean up what it left.
+    """
+    end = time.monotonic() + workers.LIMIT_SECONDS
+    while time.monotonic() < end:
+        if any(report.values.get("power_cut") == done for report in running.reports):
+            return True
+        of_chief = [exit for exit in running.exits if exit.task == "chief 0"]
+        if any(exit.returned or exit.attempt == running.job.restarts for exit in of_chief):
+            return False
+        time.sleep(0.05)
+    return False
 
 
 def probe_servers(names, seed):
