@@ -227,8 +227,8 @@ def _on_its_own_device(answers, seed):
 def _few_numbers(answers, seed):
     if len(answers["numbers_sent"]) != len(answers["asked"]):
         return f"{len(answers['numbers_sent'])} statistics for {len(answers['asked'])} devices"
-    if others := sorted({*answers["formats"]} - {"float32"}):
-        return f"yours send {' and '.join(others)}"
+    if answers["formats"] != ["float32"] * len(answers["asked"]):
+        return f"yours send {' and '.join(sorted({*answers['formats']}))}"
     return max(answers["numbers_sent"]) <= 4 or f"yours send {answers['numbers_sent']}"
 
 
