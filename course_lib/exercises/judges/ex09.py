@@ -3,6 +3,8 @@
 Needs NumPy; mistakes that a check runs need TensorFlow.
 """
 
+import math
+
 import numpy as np
 
 from course_lib.exercises.judges import forms, question_maker
@@ -95,6 +97,13 @@ def _scale_where_none_is_right(answers, seed):
     return all(rest) and REFUSED not in none
 
 
+def _some_powers_alone(answers, seed):
+    """Whether all scales are right that are powers of 4, or of 8 and so on, without those between."""
+    said = [(case, scale) for case, scale in zip(probes.gradient_sets(seed), answers["scales"]) if scale != REFUSED]
+    right = all(scale in SCALES and _is_right(case, scale) for case, scale in said)
+    return right and math.gcd(*(int(np.log2(scale)) for _, scale in said)) > 1
+
+
 _SCALES = {"scales": [forms.either(forms.any_number, forms.words(REFUSED))]}
 WINDOW = question(
     name="q1",
@@ -109,7 +118,7 @@ WINDOW = question(
         Target("no smaller power of two does", _each_scale(_no_smaller)),
         Target("a ValueError where no scale is right, and only there", _refused_alone),
     ),
-    recognise={"none not refused": _scale_where_none_is_right},
+    recognise={"none not refused": _scale_where_none_is_right, "not every power": _some_powers_alone},
 )
 
 
@@ -190,6 +199,13 @@ def _gradients_of_skipped_steps(answers, seed):
     return states and _unscales(answers, seed) is True and all(got["unscaled"] is not None for _, got in pairs)
 
 
+def _counts_from_one(answers, seed):
+    updates = zip(probes.transitions(seed), answers["updates"], strict=True)
+    pairs = [((got["scale"], got["good_steps"]), _next_state(case)) for case, got in updates]
+    wrong = [(got, right) for got, right in pairs if got != right]
+    return bool(wrong) and all(right[1] == 0 and got == (right[0], 1) for got, right in wrong)
+
+
 _UNSCALED = {"unscaled": forms.either([forms.any_array], forms.nothing), "dtypes": [forms.text]}
 _UPDATE = {"scale": forms.any_number, "good_steps": forms.whole} | _UNSCALED
 SEARCH = question(
@@ -212,6 +228,7 @@ SEARCH = question(
     ),
     recognise={
         "divided in float16": _passed_through_float16,
+        "counts from 1": _counts_from_one,
         "skipped steps have gradients": _gradients_of_skipped_steps,
     },
 )
@@ -306,18 +323,25 @@ def _returned(answers, seed, of_bad):
     return all(one == of_bad(bad) for step, bad in pairs for one in step["returned"])
 
 
-def _counted(*counts):
-    """Recognise a right first step, and that every replica returns these numbers and halves its scale at each."""
-    first_is_right, halvings = _first_step_is(lambda run: 1), np.cumsum(np.array(counts) > 0)
+def _counted(**by_kind):
+    """Recognise a right first step, then the numbers returned and the scales, to the first overflow that isn't counted.
+
+    by_kind  for what overflows, how often each bad replica counts: else once
+    """
+    first_is_right = _first_step_is(lambda run: 1)
 
     def recognise(answers, seed):
-        scale, steps = _run_of(answers, seed)["scale"], list(zip(answers["steps"], counts, halvings))
-        returned = all(one == count for step, count, _ in steps for one in step["returned"])
-        return (
-            first_is_right(answers, seed)
-            and returned
-            and all(one == scale / 2**number for step, _, number in steps for one in step["scales"])
-        )
+        run, halvings = _run_of(answers, seed), 0
+        for step, bad, kind in zip(answers["steps"], run["bad"], run["kinds"], strict=True):
+            count = bad * by_kind.get(kind, 1)
+            halvings += count > 0
+            if {*step["returned"]} != {count}:
+                return False
+            if bad and not count:
+                break
+            if {*step["scales"]} != {run["scale"] / 2**halvings}:
+                return False
+        return first_is_right(answers, seed)
 
     return recognise
 
@@ -335,8 +359,14 @@ def _quartered(answers, seed):
     return halvings[-1] > 0 and all(one == scale / 4**number for step, number in steps for one in step["scales"])
 
 
-def _poisoned(answers):
-    return not np.isfinite(answers["steps"][1]["weights"]).all()
+def _poisoned(answers, step=1):
+    return not np.isfinite(answers["steps"][step]["weights"]).all()
+
+
+def _one_bad_alone_is_told(answers, seed):
+    counted = zip(answers["steps"][:4], _run_of(answers, seed)["bad"])
+    right = all({*step["returned"]} == {bad} for step, bad in counted)
+    return right and _poisoned(answers, 3) and not _poisoned(answers)
 
 
 _REPLICAS = {"weights": forms.each_replica(forms.any_array), "scales": [forms.any_number]}
@@ -357,19 +387,22 @@ OVERFLOW = question(
         "a branch": lambda answers, seed: "`merge_call` called while defining" in answers["stopped"]["error"],
         "infinity passes": lambda answers, seed: _poisoned(answers) and not any(answers["steps"][1]["returned"]),
         "halved twice": _quartered,
-        "last gradient alone": _counted(0, 1, 0, 2, 1, 1, 0),
+        "last gradient alone": _counted(kernel=0),
         "first replica asked": lambda answers, seed: _poisoned(answers),
-        "NaN passes": _counted(0, 1, 0, 2, 0),
-        "first gradient alone": _counted(0, 1, 0, 2, 1, 0),
+        "one bad replica alone": _one_bad_alone_is_told,
+        "NaN passes": _counted(nan=0),
+        "first gradient alone": _counted(bias=0),
         "not scaled": _first_step_is(lambda run: 1 / run["scale"]),
         "local mean": _first_step_is(lambda run: 1, local_mean=True),
         "mean of means": _first_step_is(lambda run: 1 / len(run["steps"][0]), local_mean=True),
         "four replicas": _first_step_is(lambda run: 1 / 4, local_mean=True),
+        "divided twice": _first_step_is(lambda run: 1 / len(run["steps"][0])),
         "not divided": _first_step_is(lambda run: sum(len(x) for x, _ in run["steps"][0])),
         "summed twice": _first_step_is(lambda run: len(run["steps"][0])),
         "whether any": lambda answers, seed: _returned(answers, seed, lambda bad: min(bad, 1)),
         "mean of the flags": _mean_returned,
-        "tensors counted": _counted(0, 2, 0, 4, 2, 1, 1, 0),
+        "tensors counted": _counted(both=2, nan=2),
+        "numbers counted": _counted(both=4, nan=4, kernel=3),
         "own replica alone": lambda answers, seed: all(
             sum(step["returned"]) == bad for step, bad in zip(answers["steps"], _run_of(answers, seed)["bad"])
         ),
@@ -426,17 +459,25 @@ def _logits_float32(policy, built, seed):
     return _computes(built, "logits") == "float32" or f"the layer computes in {_computes(built, 'logits')}"
 
 
-def _near_float32(policy, built, seed):
+def _in_order(built):
+    return [layer for layer in built["layers"] if layer in LAYERS]
+
+
+def _logits(seed, largest=None):
+    """The logits in float64, of counts divided by another number than the largest if there is one."""
     wanted = probes.counting_model(seed)
-    if (order := [layer for layer in built["layers"] if layer in LAYERS]) != list(LAYERS):
-        return f"your layers are {', '.join(order)}, one after another"
     kernel1, bias1, kernel2, bias2, kernel3, bias3 = (array.astype("float64") for array in wanted["weights"])
-    x = wanted["counts"] / wanted["sizes"]["largest_count"]
+    x = wanted["counts"] / (largest or wanted["sizes"]["largest_count"])
     x = np.maximum(np.maximum(x @ kernel1 + bias1, 0) @ kernel2 + bias2, 0)
-    x = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True)) @ kernel3 + bias3
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True)) @ kernel3 + bias3
+
+
+def _near_float32(policy, built, seed):
+    if (order := _in_order(built)) != list(LAYERS):
+        return f"your layers are {', '.join(order)}, one after another"
     if not np.isfinite(built["logits"]).all():
         return "yours are not finite"
-    error = off(built["logits"], x)
+    error = off(built["logits"], _logits(seed))
     return bool(error <= CLOSE[policy]) or f"yours are off by {error:.0%}"
 
 
@@ -456,6 +497,20 @@ def _shorts_are(*layers):
     return recognise
 
 
+def _each_policy(judge):
+    """Recognise by judge(what was built, policy, seed) under both policies."""
+    return lambda answers, seed: all(judge(answers[policy], policy, seed) for policy in probes.POLICIES)
+
+
+def _one_dtype(answers, seed):
+    computes = {_computes(answers[policy], layer) for policy in probes.POLICIES for layer in HIDDEN}
+    return len(computes) == 1 and computes != {"float32"}
+
+
+def _infinite_before_it_is_divided(answers, seed):
+    return _shorts_are(*HIDDEN)(answers, seed) and not np.isfinite(answers[probes.POLICIES[0]]["logits"]).all()
+
+
 _LOGITS = {"logits_dtype": forms.text, "logits": forms.any_array}
 _BUILT = {"layers": {str: (forms.text, forms.text)}, "global_policy_kept": (forms.flag, forms.flag)} | _LOGITS
 DTYPES = question(
@@ -473,12 +528,23 @@ DTYPES = question(
     ),
     recognise={
         "short weights": lambda answers, seed: _both(_variables_float32)(answers, seed) is not True,
+        "one policy": _one_dtype,
         "everything short": _shorts_are(*LAYERS),
         "short logits": _shorts_are(*HIDDEN, "logits"),
         "counts cast": _shorts_are("rescale", *HIDDEN),
         "short squares": _shorts_are(*HIDDEN, "norm"),
         "all but the logits": _shorts_are("rescale", *HIDDEN, "norm"),
         "nothing short": _shorts_are(),
+        "infinite counts": _infinite_before_it_is_divided,
+        "another order": _each_policy(
+            lambda built, policy, seed: sorted(_in_order(built)) == sorted(LAYERS) and _in_order(built) != [*LAYERS]
+        ),
+        "probabilities": _each_policy(
+            lambda built, policy, seed: np.allclose(np.sum(built["logits"], axis=-1), 1, atol=0.01)
+        ),
+        "a literal million": _each_policy(
+            lambda built, policy, seed: off(built["logits"], _logits(seed, 1e6)) <= CLOSE[policy]
+        ),
         "one hidden layer short": lambda answers, seed: any(_shorts_are(one)(answers, seed) for one in HIDDEN),
         "policy left behind": lambda answers, seed: (
             not all(answers[policy]["global_policy_kept"][1] for policy in probes.POLICIES)
@@ -500,8 +566,11 @@ def _same_trials(answers, seed):
     policies, updates = (fair.CONTROL, arguments["mixed"]), arguments["warmup"] + arguments["repeats"]
     wanted = {(policy, trial, updates) for policy in policies for trial in arguments["seeds"]}
     asked = {tuple(trial) for *trial, _ in answers["asked"]}
+    made = [tuple(trial) for trial in answers["made"]]
     if late := [trial for trial in asked if trial[2] != updates]:
         return f"you asked a {late[0][0]} trial after {late[0][2]} updates, where {updates} make warm-up and repeats"
+    if asked == wanted and len(made) != len(wanted):
+        return f"you make {len(made)} trials, where {len(arguments['seeds'])} seeds have one of each precision"
     return asked == wanted or f"for 2 times {len(arguments['seeds'])} trials you asked {len(asked & wanted)} of them"
 
 
@@ -534,6 +603,17 @@ def _one_policy_first(answers, seed):
     return _right_ratio(answers, seed) is not True and answers["most_in_a_row"] >= repeats
 
 
+def _other_updates(answers, seed):
+    updates = [{steps for other, _, steps, _ in answers["asked"] if (other == fair.CONTROL) == same} for same in (0, 1)]
+    return updates[0] != updates[1]
+
+
+def _timed_and_asked_apart(answers, seed):
+    """Whether the differences are right, of more trials than one of each precision and seed."""
+    wanted = 2 * len(fair.comparison(seed)["arguments"]["seeds"])
+    return len(answers["made"]) > wanted and _right_differences(answers, seed) is True
+
+
 def _other_seeds(answers, seed):
     seeds = [{trial for other, trial, _, _ in answers["asked"] if (other == fair.CONTROL) == same} for same in (0, 1)]
     return seeds[0] != seeds[1]
@@ -552,8 +632,31 @@ def _as_edited(of, name):
     return recognise
 
 
+def _verdicts(fits, always=lambda low, high, said: True):
+    """Recognise by the verdicts: fits(low, high, said), ends in tolerances, for each wrong one, `always` for all."""
+
+    def recognise(answers, seed):
+        wrong, said = 0, zip(fair.verdicts(seed), answers["verdicts"], strict=True)
+        for case, one in said:
+            differences = case["differences"] / fair.TOLERANCE
+            margin = 2 * np.std(differences, ddof=1) / np.sqrt(len(differences))
+            ends = np.mean(differences) - margin, np.mean(differences) + margin
+            wrong += one != case["verdict"]
+            if not always(*ends, one) or (one != case["verdict"] and not fits(*ends, one)):
+                return False
+        return wrong > 0
+
+    return recognise
+
+
+def _beyond_zero(low, high, said):
+    return (said == "worse" and low > 0) or (said == "better" and high < 0)
+
+
 _MEASURED = {"ratio": forms.any_number, "differences": [forms.number], "most_in_a_row": forms.size}
-_ASKED = {"asked": [(forms.text, forms.whole, forms.size, forms.text)]}
+_ASKED = {"made": [(forms.text, forms.whole)], "asked": [(forms.text, forms.whole, forms.size, forms.text)]}
+VERDICTS = ("worse and better exchanged", "mean alone", "one standard error", "median", "standard deviation", "with n")
+VERDICTS += ("1.96",)
 FAIR = question(
     name="q5",
     title="A fair comparison",
@@ -567,14 +670,23 @@ FAIR = question(
         Target("the verdict that the differences allow", _right_verdicts),
     ),
     recognise={
+        "trials apart": _timed_and_asked_apart,
+        "other updates": _other_updates,
         "one after the other": _one_policy_first,
         "warm-up counted": _as_edited("ratio", "warm-up counted"),
         "mean": _as_edited("ratio", "mean"),
+        "ratio of sums": _as_edited("ratio", "ratio of sums"),
+        "ratio upside down": _as_edited("ratio", "ratio upside down"),
         "on training data": _as_edited("differences", "on training data"),
         "other seeds": _other_seeds,
         "difference upside down": _as_edited("differences", "difference upside down"),
-        "zero inside": _as_edited("verdicts", "zero inside"),
-        "standard deviation": _as_edited("verdicts", "standard deviation"),
+        **{name: _as_edited("verdicts", name) for name in VERDICTS},
+        "no tolerance for worse": _verdicts(_beyond_zero),
+        "zero inside": _verdicts(
+            lambda low, high, said: low <= 0 <= high or said == "undecided" or _beyond_zero(low, high, said),
+            lambda low, high, said: not low <= 0 <= high or said == "no difference",
+        ),
+        "no worse alone": _verdicts(lambda low, high, said: said == "no difference" and low < -1 and high <= 1),
     },
 )
 

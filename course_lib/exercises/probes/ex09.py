@@ -24,7 +24,7 @@ def gradient_sets(seed: int) -> list[dict[str, object]]:
     """q1's cases, gradients and the largest lost share, each with something else that decides; small ones first.
 
     Of the small ones one loses exactly what it may, one needs the largest scale, and one a larger than that; one holds
-    float16's largest number, one is rounded to it, and one to infinity.
+    float16's largest number, one is rounded to it, and one to infinity; in two of them one array alone overflows.
     """
     rng = np.random.default_rng(seed)
     low = -int(rng.integers(32, 36))
@@ -47,6 +47,7 @@ def gradient_sets(seed: int) -> list[dict[str, object]]:
     ]
     small = [([[1, 1, 1, 2**-30]], 0.25), ([[0, 0, 1, 2**-30]], 0.25), ([[1, 1, 1, 2**-30], [1, 1]], 0.15)]
     small += [([[2**-64]], 0.0), ([[2**-65]], 0.0), ([[65_504]], 0.0), ([[65_510]], 0.0), ([[65_520]], 0.0)]
+    small += [([[65_520], [1]], 0.0), ([[1], [65_520]], 0.0)]
     cases = [*small, *shuffled(rng, cases)]
     return [
         {"gradients": [np.array(gradient, "float32") for gradient in gradients], "largest_lost_share": share}
@@ -131,19 +132,23 @@ def overflowing_run(seed: int, replicas: int) -> dict[str, object]:
 
     A step has a shard (x (local, 3), y (local, 1)) for each replica, not all of one size.
     In the second step both gradients overflow on a replica that is not the first, in the fourth
-    on the first and another; in the backward pass alone, so that losses stay finite. In the
-    fifth a forward pass meets infinity of both signs, so that gradients are NaN; in the sixth
-    the bias's gradient alone overflows, in the seventh the kernel's. `bad` counts replicas.
+    on all but the first; in the backward pass alone, so that losses stay finite. In the fifth a
+    forward pass meets infinity of both signs, so that gradients are NaN; in the sixth the bias's
+    gradient alone overflows, in the seventh the kernel's, on the first and another. `bad` counts
+    replicas, and `kinds` says what overflows there.
     """
     rng = np.random.default_rng(seed)
     weights = (rng.choice([-1, 1], (4, 1)) * rng.uniform(0.5, 1, (4, 1))).astype("float32")
-    one, another = (int(replica) for replica in rng.integers(1, replicas, 2))
-    bad = [{}, {one: "both"}, {}, {0: "both", another: "both"}, {one: "nan"}, {another: "bias"}, {one: "kernel"}, {}]
+    one, another = (int(replica) for replica in rng.choice(range(1, replicas), 2, replace=replicas < 3))
+    where = [[], [one], [], range(1, replicas), [one], [another], [0, one], []]
+    kinds = ["", "both", "", "both", "nan", "bias", "kernel", ""]
+    bad = [dict.fromkeys(those, kind) for those, kind in zip(where, kinds)]
     rows, scale, steps = [3 + replica % 3 for replica in range(replicas)], 2.0 ** int(rng.integers(8, 11)), []
     for number, those in enumerate(bad):
         upstream = scale / 2 ** sum(map(bool, bad[:number])) * 2 / sum(rows)  # of an error of 1
         steps.append([_shard(rng, weights, rows[place], those.get(place), upstream) for place in range(replicas)])
-    return {"weights": weights, "rate": 0.05, "scale": scale, "steps": steps, "bad": [len(those) for those in bad]}
+    counts = [len(those) for those in bad]
+    return {"weights": weights, "rate": 0.05, "scale": scale, "steps": steps, "bad": counts, "kinds": kinds}
 
 
 def _shard(rng, weights, rows, overflow, upstream):
@@ -210,7 +215,7 @@ def counting_model(seed: int) -> dict[str, object]:
     """q4's sizes, the weights of the three dense layers, and counts (4, features) up to the largest."""
     rng = np.random.default_rng(seed)
     features, width, classes = (int(rng.integers(*bounds)) for bounds in ((20, 30), (48, 64), (3, 6)))
-    largest = int(rng.integers(500_000, 2_000_000))
+    largest = int(rng.integers(2_000_000, 4_000_000))  # far from the million of the picture
     sizes = {"features": features, "width": width, "classes": classes, "largest_count": largest}
     shapes, spreads = ((features, width), (width, width), (width, classes)), (3.0, 16.0, 1.0)
     kernels = [spread * rng.normal(size=shape) for shape, spread in zip(shapes, spreads)]

@@ -57,6 +57,7 @@ class PrecisionBench:
     def __init__(self, seed: int):
         self._seed, self._case = seed, comparison(seed)
         self._now, self._steps = 100.0, 0
+        self.made: list[list[object]] = []  # [policy, trial's seed]
         self.asked: list[list[object]] = []  # [policy, trial's seed, updates, split]
         self.timed: list[str] = []  # the policies of all steps after the warm-up, in order
 
@@ -64,6 +65,7 @@ class PrecisionBench:
         return self._now
 
     def new_trial(self, policy: str, seed: int) -> "PrecisionTrial":
+        self.made.append([policy, int(seed)])
         return PrecisionTrial(self, policy, int(seed))
 
     def run(self, policy: str, trial_seed: int, number: int) -> None:
@@ -140,6 +142,7 @@ def probe_comparison(names, seed):
     return {
         "ratio": float(ratio),
         "differences": [float(difference) for difference in differences],
+        "made": bench.made,
         "asked": bench.asked,
         "most_in_a_row": max((len(list(run)) for _, run in itertools.groupby(bench.timed)), default=0),
         "verdicts": [str(one) for one in said],
