@@ -183,17 +183,88 @@ CHOICE = question(
 )
 
 
-def _shares(events):
-    """The parts of the steps' time for each kind: the mark, what computes, and the sums while nothing computes."""
+def _shares(events, steps=None, cut=True):
+    """The parts of the steps' time for each kind: the mark, what computes, and the sums while nothing computes.
+
+    steps  of the events, or all; cut: what runs in the pauses is left out
+    """
     kinds = {"train": [], "input": [], "compute": [], "sum": []}
     for event in events:
         if event.name in kinds:
             kinds[event.name].append(event)
         elif ":" in event.name and not event.thread.startswith("tf_data"):
             kinds["sum" if event.name.endswith(":CollectiveReduceV2") else "compute"].append(event)
-    seconds = {kind: covered_seconds(found) for kind, found in kinds.items()}
-    alone = covered_seconds(kinds["compute"] + kinds["sum"]) - seconds["compute"]
-    return {kind: spent / seconds["train"] for kind, spent in (seconds | {"communication": alone}).items()}
+    steps = steps or kinds["train"]
+    whole = covered_seconds(steps)
+
+    def inside(found):
+        return covered_seconds(found) + (whole - covered_seconds(steps + found) if cut else 0)
+
+    seconds = {kind: inside(found) for kind, found in kinds.items()}
+    alone = inside(kinds["compute"] + kinds["sum"]) - seconds["compute"]
+    return {kind: spent / whole for kind, spent in (seconds | {"communication": alone}).items()}
+
+
+def _in_order(events, **how):
+    shares = _shares(events, **how)
+    return np.array([shares[kind] for kind in probes.KINDS])
+
+
+def _steps(events):
+    return [event for event in events if event.name == "train"]
+
+
+def _all_shares(fits):
+    """A recogniser: fits(a profile's events, its shares as the learner gives them) for all three."""
+
+    def recognise(answers, seed):
+        rows = zip(probes.profiles(seed), answers["shares"], strict=True)
+        return all(fits(events, np.array(own)) for (_, events), own in rows)
+
+    return recognise
+
+
+def _of_one_step(events, own):
+    return any(np.allclose(own, _in_order(events, steps=[step]), atol=1e-6) for step in _steps(events))
+
+
+def _mean_of_steps(events, own):
+    each = [_in_order(events, steps=[step]) for step in _steps(events)]
+    return np.allclose(own, np.mean(each, axis=0), atol=1e-6)
+
+
+def _of_longer(cut):
+    """All shares too small by one factor; with cut=False, they also count what runs in the pauses."""
+
+    def fits(events, own):
+        right = _in_order(events, cut=cut)
+        factor = own.sum() / right.sum()
+        return factor < 0.97 and np.allclose(own, factor * right, atol=1e-6)
+
+    return _all_shares(fits)
+
+
+def _few_digits(events, own):
+    return np.allclose(own, own.round(2), atol=1e-9) and np.abs(own - _in_order(events)).max() <= 0.0501
+
+
+def _loses_reach(events, own):
+    """Each event reaches to its own end, also where an earlier one ends later."""
+    seconds, reached, steps = 0.0, -np.inf, sorted((step.start_seconds, step.end_seconds) for step in _steps(events))
+    merged = []
+    for event in sorted(events, key=lambda event: (event.start_seconds, event.end_seconds)):
+        if ":" not in event.name or event.thread.startswith("tf_data") or event.name.endswith(":CollectiveReduceV2"):
+            continue
+        if event.start_seconds <= reached:
+            merged[-1][1] = event.end_seconds
+        else:
+            merged.append([event.start_seconds, event.end_seconds])
+        reached = event.end_seconds
+    for start, end in merged:
+        seconds += sum(max(0, min(end, stop) - max(start, begin)) for begin, stop in steps)
+    right = _in_order(events)
+    compute = seconds / sum(stop - begin for begin, stop in steps)
+    return abs(own[0] - right[0]) < 1e-6 and abs(own[1] - compute) < 1e-6
 
 
 def _kinds_right(answers, seed):
@@ -219,6 +290,14 @@ PROFILES = question(
     asks_for=("bottleneck",),
     probe=probes.probe_bottleneck,
     form={"kinds": [forms.text], "shares": [(forms.number,) * len(probes.KINDS)]},
+    recognise={
+        "share of the recording": _of_longer(cut=True),
+        "share of the recording, and the pauses": _of_longer(cut=False),
+        "one step only": _all_shares(_of_one_step),
+        "mean of the steps' shares": _all_shares(_mean_of_steps),
+        "few digits": _all_shares(_few_digits),
+        "an early end": _all_shares(_loses_reach),
+    },
     targets=(
         Target("the bottleneck of three recorded runs", _kinds_right),
         Target("the share of the steps that waits for input, to 0.1 points", _share_right("input")),

@@ -181,7 +181,7 @@ def _sizes(choose_layout, given) -> dict[str, object] | str:
 
 
 def profiles(seed: int) -> list[tuple[str, list[Event]]]:
-    """(bottleneck, events): some steps of each recording, faster or slower, with pauses between the steps."""
+    """(bottleneck, events): some steps of each recording, faster or slower, with work in the pauses between them."""
     rng = np.random.default_rng(seed)
     made = [(kind, _cut(rng, events)) for kind, events in recordings.by_bottleneck().items()]
     return shuffled(rng, made)
@@ -204,8 +204,23 @@ def _cut(rng, events) -> list[Event]:
         begins, lasts = speed * (train.end_seconds + pause + idle / 4), speed * idle / 2
         ahead = replace(train, start_seconds=begins, duration_seconds=lasts)
         moved.append(replace(ahead, name="Iterator::Prefetch", thread="tf_data_private_threadpool"))
+        moved += _work_between(rng, train, idle, pause, speed)
         pause += idle
     return shuffled(rng, moved)
+
+
+def _work_between(rng, train, idle, pause, speed) -> list[Event]:
+    """What belongs to no step: work and a sum in the pause after it, and the rest of what it began."""
+    late = rng.uniform(0.01, 0.03) * train.duration_seconds
+    spans = (
+        ("checkpoint/Identity:Identity", -late, late + rng.uniform(0.1, 0.2) * idle),
+        ("evaluation/MatMul:MatMul", rng.uniform(0.25, 0.3) * idle, rng.uniform(0.1, 0.3) * idle),
+        ("evaluation/CollectiveReduceV2:CollectiveReduceV2", 0.7 * idle, rng.uniform(0.1, 0.2) * idle),
+    )
+    return [
+        Event(name, train.plane, "tf_Compute/0", speed * (train.end_seconds + pause + start), speed * duration)
+        for name, start, duration in spans
+    ]
 
 
 def probe_bottleneck(names, seed):
