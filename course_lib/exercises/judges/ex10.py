@@ -312,6 +312,43 @@ def _efficiencies(seconds, kind):
     return {n: base / (n * time if kind == "strong" else time) for n, time in seconds.items()}
 
 
+def _counted(share_of, kinds=("strong", "weak")):
+    """A recogniser: share_of(seconds, kind, n) gives the efficiencies in these kinds, whatever else is answered."""
+
+    def recognise(answers, seed):
+        for case, *found in zip(probes.timings(seed), *(answers[kind] for kind in kinds), strict=True):
+            for kind, own in zip(kinds, found, strict=True):
+                if not np.allclose(own, [share_of(case[kind], kind, n) for n in case[kind]], rtol=EXACT):
+                    return False
+        return True
+
+    return recognise
+
+
+def _from(seconds, kind, n, start):
+    return seconds[start] / seconds[n] * (start / n if kind == "strong" else 1)
+
+
+def _from_one_device(seconds, kind, n):
+    return seconds[min(seconds)] / (n * seconds[n])
+
+
+def _speed_up(seconds, kind, n):
+    return seconds[min(seconds)] / seconds[n]
+
+
+def _upside_down(seconds, kind, n):
+    return 1 / _from(seconds, kind, n, min(seconds))
+
+
+def _from_the_first(seconds, kind, n):
+    return _from(seconds, kind, n, next(iter(seconds)))
+
+
+def _from_the_one_before(seconds, kind, n):
+    return _from(seconds, kind, n, max((one for one in seconds if one < n), default=n))
+
+
 def _forecast(seconds, more):
     """a + b / more, with a and b by least squares over the measurements."""
     devices, times = map(np.array, zip(*seconds.items()))
@@ -352,6 +389,13 @@ SCALING = question(
     asks_for=("efficiency", "buy_more"),
     probe=probes.probe_scaling,
     form=_SCALING,
+    recognise={
+        "from one device": _counted(_from_one_device, ["strong"]),
+        "speed-up": _counted(_speed_up, ["strong"]),
+        "the first of the dict": _counted(_from_the_first),
+        "upside down": _counted(_upside_down),
+        "from the number before": _counted(_from_the_one_before),
+    },
     targets=(
         Target("strong efficiency, from the smallest number of devices that was measured", _efficient("strong")),
         Target("weak efficiency, the same", _efficient("weak")),
