@@ -159,6 +159,62 @@ def _refused_alone(answers, seed):
     return True
 
 
+def _chooses(rule):
+    """A recogniser: rule(ranked, those that surely fit) is the prediction that is chosen, or None for a ValueError.
+
+    It needs no search of its own, unlike a comparison with an edited answer.
+    """
+
+    def recognise(answers, seed):
+        for ranked, sizes in zip(_found(seed), answers["layouts"], strict=True):
+            chosen = rule(ranked, _sure(ranked))
+            wanted = {key: forms_of(value) for key, value in vars(chosen.layout).items()} if chosen else None
+            if sizes != (wanted or probes.NO_LAYOUT):
+                return False
+        return True
+
+    def forms_of(value):
+        return list(value) if isinstance(value, tuple) else value
+
+    return recognise
+
+
+def _chooses_either(*rules):
+    return lambda answers, seed: any(_chooses(rule)(answers, seed) for rule in rules)
+
+
+def _only(rule):
+    """A rule for those that surely fit; a ValueError where none does."""
+    return lambda ranked, sure: rule(ranked, sure) if sure else None
+
+
+def _seconds(one):
+    return one.step.total
+
+
+def _memory(one):
+    return one.memory.total
+
+
+def _near_in_memory(ranked, sure):
+    least = min(map(_memory, sure))
+    return min((one for one in sure if _memory(one) <= (1 + probes.NEAR) * least), key=_seconds)
+
+
+def _in_the_interval(ranked, sure):
+    return probes.near(sure, min(sure, key=_seconds).step_interval[1], factor=1)
+
+
+def _keeping_all(ranked, sure):
+    kept = [one for one in sure if one.layout.recompute == "none"]
+    return probes.near(kept) if kept else None
+
+
+def _among_the_first(ranked, sure):
+    kept = [one for one in ranked[:10] if one.surely_fits]
+    return probes.near(kept) if kept else None
+
+
 _LAYOUT = {
     **dict.fromkeys(("data", "tensor", "pipeline", "sequence", "micro_batch", "interleave", "expert"), forms.count),
     **dict.fromkeys(("split_norms", "keep_gathered", "chunked_loss"), forms.flag),
@@ -173,6 +229,21 @@ CHOICE = question(
     asks_for=("choose_layout",),
     probe=probes.probe_choice,
     form={"layouts": [forms.either(_LAYOUT, forms.words(probes.NO_LAYOUT))]},
+    recognise={
+        "the search's best, where something is sure": _chooses(_only(lambda ranked, sure: ranked[0])),
+        "the search's best": _chooses_either(
+            lambda ranked, sure: ranked[0],
+            lambda ranked, sure: probes.near(ranked, factor=1),
+            lambda ranked, sure: probes.near(ranked),
+        ),
+        "something where nothing is sure": _chooses(lambda ranked, sure: probes.near(sure or ranked)),
+        "50 percent": _chooses(_only(lambda ranked, sure: probes.near(sure, factor=1.5))),
+        "the interval of the fastest": _chooses(_only(_in_the_interval)),
+        "the first of the ranking": _chooses(_among_the_first),
+        "thresholds swapped": _chooses(_only(_near_in_memory)),
+        "without recomputation": _chooses(_keeping_all),
+        "the fullest": _chooses(_only(lambda ranked, sure: probes.near(sure, key=lambda one: -_memory(one)))),
+    },
     targets=(
         Target("bfloat16 with a master copy", _each_choice(_in_precision)),
         Target("it surely fits: the whole interval is within the memory", _each_choice(_fits_surely)),
