@@ -205,11 +205,6 @@ def _in_the_interval(ranked, sure):
     return probes.near(sure, min(sure, key=_seconds).step_interval[1], factor=1)
 
 
-def _keeping_all(ranked, sure):
-    kept = [one for one in sure if one.layout.recompute == "none"]
-    return probes.near(kept) if kept else None
-
-
 def _among_the_first(ranked, sure):
     kept = [one for one in ranked[:10] if one.surely_fits]
     return probes.near(kept) if kept else None
@@ -241,7 +236,6 @@ CHOICE = question(
         "the interval of the fastest": _chooses(_only(_in_the_interval)),
         "the first of the ranking": _chooses(_among_the_first),
         "thresholds swapped": _chooses(_only(_near_in_memory)),
-        "without recomputation": _chooses(_keeping_all),
         "the fullest": _chooses(_only(lambda ranked, sure: probes.near(sure, key=lambda one: -_memory(one)))),
     },
     targets=(

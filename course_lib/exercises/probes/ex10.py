@@ -154,8 +154,6 @@ def slips(ranked, sure, room) -> set[str]:
     }
     if fastest <= (1 + NEAR) * ranked[0].step.total:  # else nobody of those is sure
         chosen["5% of the search's best"] = near(sure, ranked[0].step.total)
-    if kept := [one for one in sure if one.layout.recompute == "none"]:
-        chosen["without recomputation"] = near(kept)
     for share in (0.8, 0.9):
         if small := [one for one in ranked if one.memory.total <= share * room]:
             chosen[f"a margin of {1 - share:.0%}"] = near(small)
