@@ -482,8 +482,9 @@ def leaves(tree, path=()):
 @pytest.mark.slow(seconds=60)
 def test_fitting_again_with_and_without_each_source_gives_what_is_stored():
     """To a percent, because three digits are stored."""
-    again = calibrate.report(calibrate.published())
-    assert leaves(again) == pytest.approx(leaves(json.loads(FITTED.read_text())), rel=0.01)
+    again, stored = calibrate.report(calibrate.published()), json.loads(FITTED.read_text())
+    assert again.pop("chips") == stored.pop("chips")
+    assert leaves(again) == pytest.approx(leaves(stored), rel=0.01)
 
 
 def rows(**changes):
