@@ -3,13 +3,12 @@
 import numpy as np
 
 from course_lib.exercises.judges import forms, question_maker
-from course_lib.exercises.judges.numbers import off
+from course_lib.exercises.judges.numbers import ROUGH, off
 from course_lib.exercises.probes import ex06_stage as probes
 from course_lib.exercises.question import Target
 
 question = question_maker.of("06_model_parallelism")
 FLOAT32 = 1e-5  # relative: sums of a dozen products in float32
-ROUGH = 1e-2  # relative: what half precision leaves right
 
 
 def _stage_facts(seed):

@@ -10,7 +10,7 @@ import re
 import numpy as np
 
 from course_lib.exercises.judges import forms, question_maker
-from course_lib.exercises.judges.numbers import off
+from course_lib.exercises.judges.numbers import ROUGH, off
 from course_lib.exercises.judges.stops import stopped_by
 from course_lib.exercises.probes import ex07 as probes
 from course_lib.exercises.probes.cases import REFUSED
@@ -18,7 +18,6 @@ from course_lib.exercises.question import Target
 
 question = question_maker.of("07_tensor_parallelism_and_sharding")
 FLOAT32 = 1e-5  # relative: sums of a dozen products in float32
-ROUGH = 1e-2  # relative: what half precision leaves right
 
 
 # q1: attention, cut by heads

@@ -9,8 +9,8 @@ import math
 import numpy as np
 
 from course_lib.exercises.judges import forms, question_maker
-from course_lib.exercises.judges.ex08_replicas import FLOAT32, REPLICAS, ROUGH
-from course_lib.exercises.judges.numbers import off
+from course_lib.exercises.judges.ex08_replicas import FLOAT32, REPLICAS
+from course_lib.exercises.judges.numbers import ROUGH, off
 from course_lib.exercises.probes import ex08 as probes
 from course_lib.exercises.probes import ex08_memory as memory_probe
 from course_lib.exercises.probes.cases import REFUSED
@@ -257,19 +257,14 @@ def _ran_in_groups_of(size):
     return _ran_as(*probes.LOOPS, due=lambda number, count, k, last: count == size or number == last)
 
 
-def _steps_are(steps, *optimizers):
-    """Recognise a loop that is right but with these optimizers, by the steps that the optimizer counts in each run."""
+def _right_with_plain_sgd_alone(steps):
+    """Recognise a loop that is, by the steps that the optimizer has counted: steps(micro-batches)."""
 
-    def recognise(answers, seed):
-        return any(
-            all(_fits(run, ran) for run, ran in zip(probes.epochs(seed), answers[loop])) for loop in probes.LOOPS
-        )
-
-    def _fits(run, ran):
+    def fits(run, ran):
         right = off(ran["weights"], _weights_after(run)) <= FLOAT32
-        return ran["steps"] == steps(len(run[2])) and right == (run[0] not in optimizers)
+        return ran["steps"] == steps(len(run[2])) and right == (run[0] == "plain SGD")
 
-    return recognise
+    return lambda answers, seed: any(all(map(fits, probes.epochs(seed), answers[loop])) for loop in probes.LOOPS)
 
 
 def _only_updates_wrong(answers, seed):
@@ -309,8 +304,8 @@ LOOPS = question(
         "last but one": _ran_as(
             *probes.LOOPS, due=lambda number, count, k, last: number % k == 0 or number == last - 1
         ),
-        "weights put back": _steps_are(lambda last: last, "momentum", "Adam"),
-        "by hand": _steps_are(lambda last: 0, "momentum", "Adam"),
+        "weights put back": _right_with_plain_sgd_alone(lambda micro_batches: micro_batches),
+        "by hand": _right_with_plain_sgd_alone(lambda micro_batches: 0),
         "updates miscounted": _only_updates_wrong,
     },
 )

@@ -168,12 +168,12 @@ def _chooses(rule):
     def recognise(answers, seed):
         for ranked, sizes in zip(_found(seed), answers["layouts"], strict=True):
             chosen = rule(ranked, _sure(ranked))
-            wanted = {key: forms_of(value) for key, value in vars(chosen.layout).items()} if chosen else None
+            wanted = {key: plain(value) for key, value in vars(chosen.layout).items()} if chosen else None
             if sizes != (wanted or probes.NO_LAYOUT):
                 return False
         return True
 
-    def forms_of(value):
+    def plain(value):
         return list(value) if isinstance(value, tuple) else value
 
     return recognise

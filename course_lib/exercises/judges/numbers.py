@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 
+ROUGH = 1e-2  # relative: what half precision leaves right
+
 
 def off(got, wanted) -> float:
     """The distance of an array from what is wanted, as a share of its norm; infinite where the shapes differ."""
