@@ -1,5 +1,6 @@
 """Measuring: what is counted, in which order, and what is refused. No test trusts a clock."""
 
+import ctypes
 import mmap
 import os
 import subprocess
@@ -218,6 +219,26 @@ def test_peak_memory_counts_what_was_freed_again():
     peak_bytes = measure.peak_memory_bytes(work)
     assert 0.95 * size_bytes < peak_bytes < 1.3 * size_bytes
     assert measure.peak_memory_bytes(lambda: None) < 0.1 * size_bytes
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc's own memory")
+def test_peak_memory_counts_what_glibc_would_have_kept():
+    """Blocks below its threshold, which glibc has grown to more than that, freed behind one that stays."""
+    code = """if True:
+        import numpy as np
+        from course_lib import measure
+
+        def work():
+            return [np.ones(1_000_000 // 8) for _ in range(100)]
+
+        np.ones(30_000_000 // 8)  # freed, so that blocks of 1 MB come from the heap
+        earlier, stays = work(), bytearray(100_000)
+        del earlier
+        print(measure.peak_memory_bytes(lambda: (work(), None)[1]), measure.peak_memory_bytes(lambda: None))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    peak_bytes, after_bytes = map(int, done.stdout.split())
+    assert 0.95e8 < peak_bytes < 1.1e8 and after_bytes < 2e6
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux's high-water mark")
