@@ -331,6 +331,10 @@ LAYOUTS = question(
 
 # q4: a transformer on eight devices
 
+_PAIRS = (
+    (r"block\d_(query|key|value)/kernel", r"block\d_attention_out/kernel"),
+    (r"block\d_mlp_in/kernel", r"block\d_mlp_out/kernel"),
+)
 _BY_COLUMNS = r"block\d_(query|key|value|mlp_in)/kernel|logits/kernel"
 _BY_ROWS = r"block\d_(attention_out|mlp_out)/kernel"
 
@@ -376,6 +380,13 @@ def _cut_at(answers, pattern, place):
     )
 
 
+def _in_a_pair(first, second):
+    """Whether `model` cuts these dimensions of two layers in a row, in the attention or in the MLP of every block."""
+    return lambda answers, seed: any(
+        _cut_at(answers, one, first) and _cut_at(answers, other, second) for one, other in _PAIRS
+    )
+
+
 _TRAINED = {
     "bytes_alone": forms.whole,
     "bytes_held": (forms.count,) * math.prod(probes.MESH),
@@ -399,14 +410,18 @@ TRANSFORMER = question(
     recognise={
         "a part of the path": stopped_by("matches only a part of"),
         "two keys for one variable": stopped_by("layout keys"),
+        "a key for nothing": stopped_by("matches no variable at all"),
+        "kernels' axes for biases": stopped_by("has 1 dimension(s)"),
         "model axis alone": lambda answers, seed: set().union(*answers["axes"].values()) - {""} == {"model"},
+        "data axis alone": lambda answers, seed: set().union(*answers["axes"].values()) - {""} == {"data"},
         "tables whole": lambda answers, seed: (
             bool(_uncut(answers)) and all(path.endswith("embeddings") for path in _uncut(answers))
         ),
         "some blocks whole": _some_blocks_whole,
-        "columns everywhere": lambda answers, seed: _cut_at(answers, _BY_COLUMNS, 1) and _cut_at(answers, _BY_ROWS, 1),
-        "columns for rows": lambda answers, seed: _cut_at(answers, _BY_COLUMNS, 0) and _cut_at(answers, _BY_ROWS, 1),
+        "columns everywhere": _in_a_pair(1, 1),
+        "columns for rows": _in_a_pair(0, 1),
         "logits by rows": lambda answers, seed: _cut_at(answers, "logits/kernel", 0),
+        "some kernels whole": lambda answers, seed: bool(_uncut(answers)),
     },
 )
 
@@ -414,11 +429,13 @@ TRANSFORMER = question(
 # q5: bytes under ZeRO
 
 
-def _zero(layers, devices, stage):
+def _zero(layers, devices, stage, is_padded=True):
     """The bytes on a device; stage 1 cuts the optimizer's state, 2 the gradients too, 3 the parameters too."""
 
     def held(numbers, first_stage):
-        return -(-numbers // devices) if stage >= first_stage else numbers
+        if stage < first_stage:
+            return numbers
+        return -(-numbers // devices) if is_padded else numbers / devices
 
     kept = {
         "parameters": 2 * sum(held(numbers, 3) for numbers, _ in layers),
@@ -443,6 +460,15 @@ def _bytes_right(part):
     return holds
 
 
+def _without_padding(answers, seed):
+    """To the byte, as some round each sum down."""
+    return all(
+        abs(got[part] - wanted) < 4
+        for case, got in zip(probes.buffers(seed), answers["bytes"], strict=True)
+        for part, wanted in _zero(**case, is_padded=False).items()
+    )
+
+
 _BYTES = dict.fromkeys(("parameters", "gradients", "optimizer", "peak"), forms.number)
 ZERO = question(
     name="q5",
@@ -456,23 +482,27 @@ ZERO = question(
         Target("the optimizer's bytes, to the byte", _bytes_right("optimizer")),
         Target("the peak, with the layer that is gathered, to the byte", _bytes_right("peak")),
     ),
+    recognise={"no padding": _without_padding},
 )
 
 
 # q6: a mesh
 
 
-def _best_mesh(case):
-    """[data, model], or REFUSED."""
+def _allowed_meshes(case):
+    """(data, model, whether it fits) of each mesh that is allowed, the shortest model axis first."""
     devices, batch = case["devices"], case["global_batch"]
     for model in range(1, devices + 1):
         state = case["whole_bytes"] + case["cut_bytes"] / model
         example = case["example_whole_bytes"] + case["example_cut_bytes"] / model
         divides = not any(count % model for count in (devices, case["machine_devices"], case["heads"]))
         if divides and batch * model % devices == 0:
-            if state + batch * model / devices * example <= case["memory_bytes"]:
-                return [devices // model, model]
-    return REFUSED
+            yield devices // model, model, state + batch * model / devices * example <= case["memory_bytes"]
+
+
+def _best_mesh(case):
+    """[data, model], or REFUSED."""
+    return next(([data, model] for data, model, fits in _allowed_meshes(case) if fits), REFUSED)
 
 
 def _each_mesh(detail):
@@ -523,6 +553,15 @@ def _meshes_where_none_fits(answers, seed):
     return all((mesh != REFUSED) if best == REFUSED else mesh == best for best, mesh in pairs)
 
 
+def _wrong_where_a_longer_axis_needs_more(answers, seed):
+    """Right where every mesh fits that has a longer model axis than one that fits."""
+    for case, mesh in zip(probes.clusters(seed), answers["meshes"], strict=True):
+        fitting = [fits for *_, fits in _allowed_meshes(case)]
+        if fitting == sorted(fitting) and mesh != _best_mesh(case):
+            return False
+    return True
+
+
 MESHES = question(
     name="q6",
     title="Choose a mesh",
@@ -534,7 +573,11 @@ MESHES = question(
         Target("a mesh where one is allowed and fits; a ValueError where none is", _each_mesh(_mesh_or_error)),
         Target("the smallest model axis that is allowed and fits", _each_mesh(_another_mesh)),
     ),
-    recognise={"none not refused": _meshes_where_none_fits, "batch forgotten": _batch_not_cut_evenly},
+    recognise={
+        "none not refused": _meshes_where_none_fits,
+        "batch forgotten": _batch_not_cut_evenly,
+        "the longest decides": _wrong_where_a_longer_axis_needs_more,
+    },
 )
 
 

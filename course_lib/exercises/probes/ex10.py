@@ -83,19 +83,22 @@ def probe_activations(names, seed):
 
 @functools.lru_cache(maxsize=8)
 def choices(seed: int) -> tuple[tuple[Transformer, Cluster, int], ...]:
-    """q3's model, cluster and global batch: three that have an answer, and one where nothing is sure to fit.
+    """q3's model, cluster and global batch: four that have an answer, and one where nothing is sure to fit.
 
     A chip's memory is set between what a layout takes by the planner's middle figure and by its interval's end, as
-    happens sooner or later in practice; which layout, so that as many of `slips` as can be choose another one.
+    happens sooner or later in practice; which layout, so that as many of `slips` as can be choose another one. In the
+    fourth, nothing is sure to fit but what recomputes.
     """
     rng, decided = np.random.default_rng(seed), set()
     pairs = shuffled(rng, [("h100-80gb", 24, False), ("a100-80gb", 16, True), ("tpu-v5p", 20, True)])
     made = [_pair(rng, *pair, decided) for pair in pairs]
     model, cluster, batch = made[1]
     ranked = search(model, cluster, batch, precision="bfloat16_master").ranked
-    smallest = min(ranked, key=lambda found: found.memory.total)
-    tight = replace(cluster.chip, memory_bytes=(smallest.memory.total + smallest.memory_interval[1]) / 2)
-    return (*made, (model, Cluster(tight, cluster.chips), batch))
+    kept = [found for found in ranked if found.layout.recompute == "none"]
+    least, least_kept = (min(found, key=lambda one: one.memory.total) for found in (ranked, kept))
+    rooms = [(least.memory_interval[1] + end) / 2 for end in (least_kept.memory_interval[1], least.memory.total)]
+    chips = [replace(cluster.chip, memory_bytes=room) for room in rooms]
+    return (*made, *((model, Cluster(chip, cluster.chips), batch) for chip in chips))
 
 
 def _pair(rng, chip, layers, is_slow, decided) -> tuple[Transformer, Cluster, int]:
