@@ -12,6 +12,7 @@ import tomllib
 import answer_mutants
 import pytest
 from installed import need
+from test_exercises import one_search_each  # noqa: F401 (a fixture)
 
 from course_lib.exercises import judges
 from course_lib.exercises.ask import ask
