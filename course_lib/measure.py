@@ -10,7 +10,6 @@ import ctypes
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -171,9 +170,10 @@ def peak_memory_bytes(call: Callable[[], object]) -> int:
     Linux's own high-water mark, set back before the call, less the pages of files
     that the call met first: code of libraries, for the same step 10 MiB on one
     machine and 30 on another. Pages that the call met after the peak are subtracted
-    too, so let a short call repeat its work. glibc keeps no freed memory meanwhile;
-    what another allocator has kept from earlier is reused and doesn't show, so measure
-    the larger case first, or each case in a fresh process. Device memory doesn't count.
+    too, so let a short call repeat its work. glibc keeps no freed memory from the first
+    call on, which costs time; what another allocator has kept from earlier is reused and
+    doesn't show. So measure in a process of its own, and the larger case first. Device
+    memory doesn't count.
 
     Raises CourseError where the kernel has no such mark
     """
@@ -184,28 +184,21 @@ def peak_memory_bytes(call: Callable[[], object]) -> int:
         raise CourseError(
             "peak_memory_bytes() reads Linux's high-water mark, which this machine does not offer."
         ) from None
-    with _freed_memory_is_given_back():
-        reset.write_text("5")  # after what has just been given back
-        held_bytes, file_bytes = (_status_bytes(mark, field) for field in ("VmRSS", "RssFile"))
-        wait(call())
-        met_bytes = max(0, _status_bytes(mark, "RssFile") - file_bytes)
-        return max(0, _status_bytes(mark, "VmHWM") - met_bytes - held_bytes)
+    _give_freed_memory_back()
+    reset.write_text("5")  # after what has just been given back
+    held_bytes, file_bytes = (_status_bytes(mark, field) for field in ("VmRSS", "RssFile"))
+    wait(call())
+    met_bytes = max(0, _status_bytes(mark, "RssFile") - file_bytes)
+    return max(0, _status_bytes(mark, "VmHWM") - met_bytes - held_bytes)
 
 
-@contextmanager
-def _freed_memory_is_given_back() -> Iterator[None]:
-    """Else glibc keeps some, by the order in which threads free it, and a call's peak depends on that."""
+def _give_freed_memory_back() -> None:
+    """glibc's free memory, now and from now on: it keeps some by the order in which threads free it."""
     libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt"):
-        yield
-        return
-    libc.malloc_trim(0)
-    libc.mallopt(MMAP_THRESHOLD, 2**16)
-    try:
-        yield
-    finally:  # what glibc comes to by itself where large blocks are freed
-        libc.mallopt(MMAP_THRESHOLD, 2**25)
-        libc.mallopt(TRIM_THRESHOLD, 2**26)
+    if hasattr(libc, "mallopt"):
+        libc.malloc_trim(0)
+        libc.mallopt(MMAP_THRESHOLD, 2**16)
+        libc.mallopt(TRIM_THRESHOLD, 2**16)
 
 
 def wait(result: object) -> None:

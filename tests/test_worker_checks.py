@@ -85,6 +85,26 @@ def big_step(model, optimizer, loss, x, y, micro_batch):
 
     return step(x, y)
 """
+ALL_FORWARD_FIRST = """\
+def big_step(model, optimizer, loss, x, y, micro_batch):
+    import tensorflow as tf
+
+    @tf.function
+    def step(x, y):
+        rows = tf.shape(y)[0]
+        with tf.GradientTape() as tape:
+            total = tf.constant(0.0)
+            for start in tf.range(0, rows, micro_batch):
+                tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+                stop = tf.minimum(start + micro_batch, rows)
+                share = tf.cast(stop - start, tf.float32) / tf.cast(rows, tf.float32)
+                total += share * loss(y[start:stop], model(x[start:stop], training=True))
+        variables = model.trainable_variables
+        optimizer.apply(tape.gradient(total, variables), variables)
+        return total
+
+    return step(x, y)
+"""
 EMPTY_PART = """\
 def big_step(model, optimizer, loss, x, y, micro_batch):
     import tensorflow as tf
@@ -109,6 +129,17 @@ def big_step_verdict(text: str):
 
 def test_a_loop_in_a_graph_that_takes_one_turn_at_a_time_is_right():
     assert big_step_verdict(ONE_TURN_AT_A_TIME).right
+
+
+def test_a_loop_in_a_graph_that_takes_several_turns_at_once_is_named():
+    """As it does by itself: the number of turns is in the graph, whatever memory a run needs by chance."""
+    (one_turn,) = (line for line in ONE_TURN_AT_A_TIME.splitlines(keepends=True) if "set_loop_options" in line)
+    verdict = big_step_verdict(ONE_TURN_AT_A_TIME.replace(one_turn, ""))
+    assert verdict.mistake == "one graph" and "10 turns of the loop may run at once" in verdict.message
+
+
+def test_a_loop_in_a_graph_that_keeps_all_activations_is_not_called_several_turns():
+    assert big_step_verdict(ALL_FORWARD_FIRST).mistake == "too much kept"
 
 
 def test_a_micro_batch_without_rows_is_refused():

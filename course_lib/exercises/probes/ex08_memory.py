@@ -45,7 +45,8 @@ def measure_step(big_step, micro_batch, rows, seed):
     Returns  bytes: of the "gradients", and the peaks of a plain step on "one" micro-batch (in a graph, of a loop over
              two) and of "yours"; "off": how far the weights' change is from that of the right gradient, and of wrong
              ones; "updates"; the "loss" returned, and "losses", those of the micro-batches; "passes": [name, rows,
-             inside a graph]; "small_rows": the most rows at once in a call with SMALL, 0 if a graph doesn't know them
+             inside a graph]; "small_rows": the most rows at once in a call with SMALL, 0 if a graph doesn't know them;
+             "turns": as many turns of its loop may a graph compute at once, 0 without a loop in a graph
     """
     bench = _Bench(micro_batch, rows, seed)
     bench.plain_step(bench.x[:2], bench.y[:2])  # what only a first step needs
@@ -154,9 +155,11 @@ class _Bench:
 
         from course_lib import measure
 
-        passes, returned, peaks = [], [], []
+        passes, graphs, returned, peaks = [], [], [], []
 
         def loss(y, predictions):
+            if not tf.executing_eagerly():
+                graphs.append(tf.compat.v1.get_default_graph())
             return self.loss(y, _watched(predictions, passes))
 
         def step():
@@ -190,6 +193,7 @@ class _Bench:
             "loss": returned[0],
             "passes": passes,
             "small_rows": small_rows,
+            "turns": max(map(_turns_at_once, graphs), default=0),
             "updates": int(optimizer.iterations.numpy()),
             "change": np.concatenate(change),
         }
@@ -200,6 +204,17 @@ class _Bench:
         computed = [self.gradients(*part) for part in self.parts]
         losses = [float(loss) for loss, _ in computed]
         return losses, [np.concatenate([np.ravel(one) for one in gradients]) for _, gradients in computed]
+
+
+def _turns_at_once(graph) -> int:
+    """The most turns that TensorFlow may compute at once of a loop around this graph, 0 where there is none."""
+    turns = 0
+    while outer := getattr(graph, "outer_graph", None):
+        for operation in outer.get_operations():
+            if operation.type in ("While", "StatelessWhile") and operation.get_attr("body").name == graph.name:
+                turns = max(turns, operation.get_attr("parallel_iterations"))
+        graph = outer
+    return turns
 
 
 def _watched(predictions, passes):
