@@ -461,7 +461,7 @@ def _bytes_right(part):
 
 
 def _without_padding(answers, seed):
-    """To the byte, as some round each sum down."""
+    """Within what it takes to round each of the sums down."""
     return all(
         abs(got[part] - wanted) < 4
         for case, got in zip(probes.buffers(seed), answers["bytes"], strict=True)

@@ -20,7 +20,6 @@ question = question_maker.of("08_gradient_accumulation")
 CONVOLUTION = 1e-4  # relative: sums over all pixels of a thousand images, in another order
 OTHER_K = range(2, 9)  # what people write for k
 MEMORY_SLACK = 1.15  # of q3's limit
-LOOP_SLACK = 1.75  # of the same for a loop in a graph: TensorFlow's order of operations moves its peak by a half
 
 
 def _groups(micro_batches, k):
@@ -327,8 +326,7 @@ def _little_memory(answers, seed):
     in_graph = any(in_graph for _, in_graph in _forwards(answers))
     plain = "a plain loop over two micro-batches in a graph" if in_graph else "a plain step on one micro-batch"
     said = f"yours needs {yours}; {plain} needs {one}, and a copy of the gradients {gradients}"
-    slack = LOOP_SLACK if answers["turns"] else MEMORY_SLACK
-    return held["yours"] <= slack * (held["one"] + held["gradients"]) or said
+    return held["yours"] <= MEMORY_SLACK * (held["one"] + held["gradients"]) or said
 
 
 def _changed_as_the_big_batch(answers, seed):
@@ -409,10 +407,7 @@ BIG_STEP = question(
     },
     takes_long=True,
     targets=(
-        Target(
-            "at its peak, at most 1.15 times (1.75, for a loop in a graph) one micro-batch and a copy of the gradients",
-            _little_memory,
-        ),
+        Target("at its peak, at most 1.15 times one micro-batch and a copy of the gradients", _little_memory),
         Target("the weights change as by one step on the whole batch, to 0.01%", _changed_as_the_big_batch),
         Target("the optimizer counts one update", _one_update),
         Target("the loss returned is the mean over all rows, to 0.01%", _mean_loss_of_all),

@@ -205,14 +205,9 @@ def _in_the_interval(ranked, sure):
     return probes.near(sure, min(sure, key=_seconds).step_interval[1], factor=1)
 
 
-def _not_recomputed(ranked, sure):
-    kept = [one for one in sure if one.layout.recompute == "none"]
-    return probes.near(kept) if kept else None
-
-
-def _among_the_first(ranked, sure):
-    kept = [one for one in ranked[:10] if one.surely_fits]
-    return probes.near(kept) if kept else None
+def _among(keep):
+    """The right rule, for those that surely fit and that `keep(ranked, sure)` leaves."""
+    return lambda ranked, sure: probes.near(kept) if (kept := keep(ranked, sure)) else None
 
 
 _LAYOUT = {
@@ -239,8 +234,12 @@ CHOICE = question(
         "something where nothing is sure": _chooses(lambda ranked, sure: probes.near(sure or ranked)),
         "50 percent": _chooses(_only(lambda ranked, sure: probes.near(sure, factor=1.5))),
         "the interval of the fastest": _chooses(_only(_in_the_interval)),
-        "the first of the ranking": _chooses(_among_the_first),
-        "nothing recomputed": _chooses(_not_recomputed),
+        "the first of the ranking": _chooses(
+            _among(lambda ranked, sure: [one for one in ranked[:10] if one.surely_fits])
+        ),
+        "nothing recomputed": _chooses(
+            _among(lambda ranked, sure: [one for one in sure if one.layout.recompute == "none"])
+        ),
         "thresholds swapped": _chooses(_only(_near_in_memory)),
         "the fullest": _chooses(_only(lambda ranked, sure: probes.near(sure, key=lambda one: -_memory(one)))),
     },
