@@ -2,6 +2,7 @@
 
 BIN := .venv/bin
 SHELL := /bin/bash
+unexport PYTHONDONTWRITEBYTECODE  # or each of a test run's processes compiles the course by itself
 
 help:
 	@echo 'make lab        set up what is missing and open JupyterLab on the first lesson; PORT=8890 for a port'

@@ -1,5 +1,6 @@
-"""Four devices for the whole session, made before any test module imports a framework."""
+"""Four devices for each process of tests, made before any test module imports a framework."""
 
+import gc
 import importlib.util
 import itertools
 import os
@@ -15,23 +16,21 @@ if str(STARTUP) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
     runpy.run_path(str(STARTUP / "sitecustomize.py"))  # for this process; what it starts finds it by itself
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(STARTUP), os.environ.get("PYTHONPATH"))))
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
-devices.simulate(4, "tensorflow" if HAS_TENSORFLOW else "jax")
-
 
 ROOT = Path(__file__).parents[1]
 # Seconds that a file's tests take on two cores, about, as --durations=0 shows them. Of several processes the longest
 # start first, so that none runs alone at the end; one process keeps the order that it is given. `make check` leaves
 # all of them out.
 SECONDS = {
-    "notebooks": {"00": 6, "01": 45, "02": 36, "03": 145, "04": 109, "05": 111, "06": 80, "07": 56, "08": 61}
-    | {"09": 46, "10": 48, "11": 78, "12": 117, "01b": 14, "02b": 53, "09b": 55, "10b": 20},
-    "solutions": {"02": 35, "03": 30, "04": 29, "05": 21, "07": 32, "08": 27, "09": 25, "11": 58, "12": 22},
-    "tests": {"test_support_matrix": 300, "test_training": 163, "test_accumulate": 122, "test_cluster": 110}
-    | {"test_tpu": 86, "test_views": 72, "test_multi_worker": 69, "test_data": 67, "test_exercises": 65}
-    | {"test_book": 63, "test_models": 54, "test_jax_only": 50, "test_pipeline": 34, "test_grade_command": 22}
-    | {"test_plan_machine": 21, "test_parameter_server": 20, "test_cluster_network": 19, "test_devices": 19}
-    | {"test_worker_checks": 17, "test_plan_network": 14, "test_forks": 12, "test_grade_inside": 8}
-    | {"test_zoo": 290, "test_cluster_cli": 7, "test_hangs": 45, "test_tensorflow_calls": 10},
+    "notebooks": {"00": 6, "01": 38, "02": 41, "03": 63, "04": 87, "05": 108, "06": 101, "07": 98, "08": 60}
+    | {"09": 64, "10": 34, "11": 90, "12": 125, "01b": 8, "02b": 69, "09b": 41, "10b": 20},
+    "solutions": {"02": 33, "03": 54, "04": 26, "05": 18, "07": 33, "08": 16, "09": 24, "11": 68, "12": 25},
+    "tests": {"test_support_matrix": 300, "test_zoo": 290, "test_exercises": 188, "test_grade_command": 109}
+    | {"test_cluster": 97, "test_accumulate": 87, "test_training": 72, "test_book": 63, "test_tpu": 59}
+    | {"test_jax_only": 56, "test_views": 45, "test_worker_checks": 45, "test_multi_worker": 39, "test_data": 33}
+    | {"test_models": 31, "test_hangs": 23, "test_cluster_network": 18, "test_plan_machine": 18}
+    | {"test_plan_network": 14, "test_pipeline": 13, "test_parameter_server": 10, "test_devices": 9, "test_forks": 9}
+    | {"test_grade_inside": 8, "test_cluster_cli": 6, "test_tensorflow_calls": 1},
 }
 
 
@@ -52,6 +51,11 @@ def pytest_xdist_auto_num_workers(config):
     return max(1, 3 * devices.machine().cores // 2)
 
 
+def pytest_configure(config):
+    if config.getoption("dist", "no") == "no":  # else the tests run in other processes
+        devices.simulate(4, "tensorflow" if HAS_TENSORFLOW else "jax")
+
+
 def pytest_collection_modifyitems(items):
     """Mark what takes long, and start with the longest; what takes minutes runs where CI is set."""
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -61,6 +65,12 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.heavy)
         if "slow" in item.keywords and os.environ.get("CI") != "true":
             item.add_marker(pytest.mark.skip(reason="slow: run by .ci/run"))
+
+
+def pytest_collection_finish(session):
+    """Thousands of tests stay until the end, so no garbage collection looks through them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

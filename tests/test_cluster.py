@@ -308,8 +308,9 @@ def test_a_failing_tasks_own_traceback_is_named_first_even_when_another_fails_be
 
         if task.index == 0:  # what a collective says when its peer fails
             raise UnavailableError("connection reset by peer")
-        while "reset" not in pathlib.Path(task.folder.parent / "logs" / "worker 0.log").read_text():
-            pass  # until worker 0 has said so
+        log = pathlib.Path(task.folder.parent / "logs" / "worker 0.log")
+        while not log.exists() or "reset" not in log.read_text():
+            pass  # until worker 0 has started and said so
         time.sleep(0.5)  # longer than the end of worker 0 takes: with less, the test is easier
         weights = {}
         return weights["missing"]

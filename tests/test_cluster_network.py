@@ -248,5 +248,6 @@ def test_a_ring_sends_two_times_n_minus_1_over_n_of_the_buffer(unchanged):
     (timing,) = communication.measure_all_reduce([LINK.megabits], workers=3, seconds=seconds, repeats=3)
     assert timing.buffer_bytes == pytest.approx(BUFFER_BYTES, abs=12)
     frames_bytes = communication.ring_bytes(3, timing.buffer_bytes) / limited_links.PAYLOAD_SHARE
-    # Above that: an acknowledgement of 66 bytes for ten frames or fewer, gRPC's own messages, a repeated frame.
-    assert frames_bytes < timing.sent_bytes < 1.03 * frames_bytes
+    # Above that: an acknowledgement of 66 bytes for ten frames of 1,514, on a busy machine for each; a hundredth for
+    # gRPC's own messages and a repeated frame. Sending all to all would take half as much again.
+    assert frames_bytes < timing.sent_bytes < 1.01 * (1 + 66 / 1514) * frames_bytes

@@ -318,10 +318,25 @@ def test_other_source_arrays_are_refused(monkeypatch):
         data.arrays("digits", "train")
 
 
+@pytest.mark.parametrize("text", [None, "no,numbers"])
+def test_a_missing_or_broken_file_of_digits_is_one_line(text, monkeypatch, tmp_path):
+    if text:
+        (tmp_path / "digits.csv").write_text(text)
+    monkeypatch.setattr(digits, "FILE", tmp_path / "digits.csv")
+    with pytest.raises(CourseError, match="cannot be read from .*digits.csv .*: reinstall it"):
+        data.arrays("digits", "train")
+
+
+def test_without_scikit_learn_the_digits_name_it(monkeypatch):
+    monkeypatch.setattr(digits.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(CourseError, match="not installed: `pip install scikit-learn`"):
+        data.arrays("digits", "train")
+
+
 def test_arrays_of_the_digits_need_no_framework():
     code = (
         "import sys; from course_lib import data; data.arrays('digits', 'test'); "
-        "print({'tensorflow', 'tensorflow_datasets', 'jax'} & sys.modules.keys())"
+        "print({'tensorflow', 'tensorflow_datasets', 'jax', 'sklearn'} & sys.modules.keys())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout == "set()\n", done.stderr

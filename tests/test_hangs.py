@@ -77,6 +77,22 @@ def test_a_record_outlives_its_process(tmp_path):
     assert (look.state, look.step, look.waiting.text) == ("ended", 3, "train_step: CollectiveReduceV2 float32[8]")
 
 
+def test_each_module_that_is_loaded_is_progress(tmp_path):
+    program = """
+        import sys
+        from pathlib import Path
+        from course_lib.hangs import recorder
+        recorder.record(Path(sys.argv[1]), "worker 0")
+        notes = [recorder.notes(recorder.path_of(Path(sys.argv[1]), "worker 0"))]
+        for _ in range(2):
+            import wave
+            notes.append(recorder.notes(recorder.path_of(Path(sys.argv[1]), "worker 0")))
+        first, loaded, again = notes
+        assert first == 1 and loaded > first and again == loaded, notes
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program), str(tmp_path)], check=True)
+
+
 def test_stacks_are_faulthandlers_own(tmp_path):
     inside, leave = threading.Event(), threading.Event()
 

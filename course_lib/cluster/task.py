@@ -124,12 +124,14 @@ def run_task(folder: Path, environment: dict[str, str]) -> int:
 
 def _watch(job: Job, folder: Path, name: str, alone: bool) -> Callable[[], None]:
     """Let this task be seen while it stands still; without a supervisor it watches itself, unless it serves others."""
-    if job.hang_seconds and job.framework == "tensorflow" and job.needs_framework:
+    if not job.hang_seconds:
+        return lambda: None
+    recorder.record(folder, name)
+    if job.framework == "tensorflow" and job.needs_framework:
         import tensorflow  # noqa: F401  # what is recorded are its calls
-    if job.hang_seconds and alone and name in job.programs:
+    if alone and name in job.programs:
         return watch(folder, name, job.hang_seconds, end=True)
-    if job.hang_seconds:
-        keep_record(folder, name)
+    keep_record(folder, name)
     return lambda: None
 
 

@@ -80,10 +80,14 @@ def _fits(question: Question, mistake: Mistake, answers: Answers, seed: int) -> 
     try:
         if mistake.recognise:
             return bool(mistake.recognise(answers, seed))
-        expected = ask(question.probe, question.asks_for, question.stand_ins(mistake), seed)
-        return same(_comparable(answers), _comparable(expected))
+        return same(_comparable(answers), _comparable(answers_of(question, mistake, seed)))
     except Exception:  # the answers have another form than a comparison can take
         return False
+
+
+def answers_of(question: Question, mistake: Mistake, seed: int) -> Answers:
+    """What the question's probe gives for the mistake."""
+    return ask(question.probe, question.asks_for, question.stand_ins(mistake), seed)
 
 
 def _comparable(answers: Answers) -> Answers:

@@ -23,8 +23,8 @@ OTHERS_SECONDS = 3.0  # for the other tasks to write what they look like
 def watch(folder: Path, task: str, seconds: float = 60.0, end: bool = False) -> Callable[[], None]:
     """From now on, when this process makes no progress for so long, say so and write FOLDER/hang-report.html.
 
-    Progress is a call of a traced function or a collective of TensorFlow's, and
-    `hangs.step(number)`; import TensorFlow before. Every task of the job calls this
+    Progress is an import, a call of a traced function or a collective of TensorFlow's,
+    and `hangs.step(number)`; import TensorFlow before. Every task of the job calls this
     with the same folder, and the report shows them side by side.
 
     folder   all tasks see it

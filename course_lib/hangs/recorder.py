@@ -7,6 +7,7 @@ It holds how much was done, what is being done, and a ring of the last collectiv
 import mmap
 import re
 import struct
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -67,8 +68,13 @@ class Recorder:
         path.with_suffix(".new").replace(path)  # so that a reader never sees half a file
         self._notes = self._collectives = 0
         self._step = -1
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # an object that is freed in between can import
         self._head()
+
+    def find_spec(self, name, path=None, target=None) -> None:
+        """Note that a module is about to be loaded, as one of sys.meta_path; Python finds it elsewhere."""
+        with self._lock:
+            self._head()
 
     def step(self, number: int) -> None:
         """Say which step is done."""
@@ -157,9 +163,10 @@ _own: list[Recorder] = []  # this process's
 
 
 def record(folder: Path, task: str) -> Recorder:
-    """From now on this process keeps a record; a second call goes on with the first one's."""
+    """From now on this process keeps a record, of its imports too; a second call goes on with the first one's."""
     if not _own:
         _own.append(Recorder(path_of(folder, task)))
+        sys.meta_path.insert(0, _own[0])
     return _own[0]
 
 

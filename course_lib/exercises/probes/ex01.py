@@ -4,6 +4,7 @@ Needs NumPy; TensorFlow for q2, q3 and q5. The inputs are functions of the seed.
 """
 
 import tempfile
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -239,24 +240,25 @@ def _recorded(names, heavy: str, steps: int) -> dict[str, object]:
         returned = names["profile_steps"](step, batches, steps, folder)
         events, numbers = profiler.read_trace(folder), train_numbers(folder)
 
-    def marks(name):
-        return [event for event in events if event.name == name]
+    marks = defaultdict(list)
+    for event in events:
+        marks[event.name].append(event)
 
     def within(name, outer):
         """How many of the outer marks hold exactly one of the inner."""
-        return sum(sum(_holds(mark, inner) for inner in marks(name)) == 1 for mark in marks(outer))
+        return sum(sum(_holds(mark, inner) for inner in marks[name]) == 1 for mark in marks[outer])
 
     replicas = {event.name.split("/")[0] for event in events if event.name.startswith("replica_")}
     return {
-        **{f"{name}s": len(marks(name)) for name in ("train", "input", "compute")},
+        **{f"{name}s": len(marks[name]) for name in ("train", "input", "compute")},
         "inputs_in_train": within("input", "train"),
         "computes_in_train": within("compute", "train"),
         "pulls_in_input": within("probe: pull", "input"),
         "inputs_in_compute": within("input", "compute"),
         "calls_in_compute": within("probe: call", "compute"),
         "waits_in_compute": within("probe: wait", "compute"),
-        "recorded_calls": len(marks("probe: call")),
-        "first_recorded": bool(marks("probe: first call") or marks("probe: first wait")),
+        "recorded_calls": len(marks["probe: call"]),
+        "first_recorded": bool(marks["probe: first call"] or marks["probe: first wait"]),
         "first_awaited": step.first_awaited,
         "batches": batches.numbers_of(step.met),
         "numbers": [number for number, root in numbers if root == 1],
@@ -264,7 +266,7 @@ def _recorded(names, heavy: str, steps: int) -> dict[str, object]:
         "replicas": 1 + len(replicas),  # TensorFlow gives the first replica's operations no prefix
         "returned_all": len(list(returned)) == len(events),
         # q4 leaves the first step out, so with one mark alone there is nothing to ask it.
-        "verdict": str(names["bottleneck"](list(returned))[0]) if len(marks("train")) > 1 else "",
+        "verdict": str(names["bottleneck"](list(returned))[0]) if len(marks["train"]) > 1 else "",
     }
 
 
