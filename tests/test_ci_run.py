@@ -57,16 +57,15 @@ def test_with_time_for_all_nothing_is_left_out(run):
 def test_without_time_what_takes_longer_is_left_out_and_named(run):
     status, said, end = run(minutes=0)
     assert status == 0 and end[0].endswith(" passed, 0 failed")
-    for always in ("newest stack: make test", "newest stack: Slurm", "Colab's stack: lessons"):
-        assert f"== {always}" in said
+    assert "== newest stack: make test" in said and "== newest stack: Slurm" in said
     assert end[1] == "not checked, this machine is too slow for it in 0 minutes:"
-    assert said.count("== left out") == len(end[2:]) == 7 and "Colab's TPU stack" in end
+    assert said.count("== left out") == len(end[2:]) == 7 and "Colab's stack" in end
 
 
 def test_a_failure_counts_where_there_is_no_time_either(run):
-    status, _, end = run(minutes=0, fails="solutions")
+    status, _, end = run(minutes=0, fails="test_cluster_slurm")
     assert status == 0 and end[1] == "failed beside others, and ran again:"
-    status, _, end = run(minutes=0, fails="requirements-colab.lock")
+    status, _, end = run(minutes=75, fails="requirements-colab.lock")
     assert status == 1 and end[0].endswith(" 1 failed")
 
 
