@@ -62,9 +62,12 @@ def test_without_time_what_takes_longer_is_left_out_and_named(run):
     assert said.count("== left out") == len(end[2:]) == 7 and "Colab's stack" in end
 
 
-def test_a_failure_counts_where_there_is_no_time_either(run):
+def test_without_time_what_failed_runs_again_all_the_same(run):
     status, _, end = run(minutes=0, fails="test_cluster_slurm")
     assert status == 0 and end[1] == "failed beside others, and ran again:"
+
+
+def test_an_environment_that_cannot_be_set_up_fails_the_run(run):
     status, _, end = run(minutes=75, fails="requirements-colab.lock")
     assert status == 1 and end[0].endswith(" 1 failed")
 
