@@ -107,6 +107,16 @@ def marked(folder: str, task: str | None = None) -> list[psutil.Process]:
     return found
 
 
+def grouped(group: int) -> list[psutil.Process]:
+    """The processes of a group, whatever their environment; those that were killed too, until they are gone."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError):
+            if os.getpgid(process.pid) == group:
+                found.append(process)
+    return found
+
+
 def end_all(find: Callable[[], Iterable[psutil.Process]]) -> None:
     """Kill what `find` finds, until it finds nothing new."""
     tried: set[psutil.Process] = set()

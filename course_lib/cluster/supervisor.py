@@ -146,7 +146,9 @@ class Supervisor:
             self.spawn(self.follow_log(task, "err", await open_reader(task.process.stderr))),
         ]
         task.code = await processes.ended(task.process)
-        processes.end_all(lambda: processes.marked(str(self.folder), task.name))  # a lost machine loses them all
+        # A lost machine loses them all, and none is there when the next attempt starts.
+        group, folder = task.process.pid, str(self.folder)
+        processes.end_all(lambda: {*processes.grouped(group), *processes.marked(folder, task.name)})
         await asyncio.wait(streams, timeout=LEAVING_SECONDS)
         task.channel.close()
         self.say(
