@@ -33,6 +33,7 @@ WATCH_SECONDS = 0.1  # between two looks at memory
 def main() -> None:
     backend, enclosed = sys.argv[1], sys.argv[2] == "enclosed"
     jobs, out = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    gc.disable()  # imports make much, and free little
     _warm(backend)
     from course_lib.staff.grade.sandbox_side.guard import take_snapshot
     from course_lib.staff.grade.sandbox_side.running import run
@@ -40,6 +41,7 @@ def main() -> None:
     shell, guard = _shell(), list(take_snapshot())
     gc.collect()
     gc.freeze()  # a collection in a child would touch, and so copy, all that the imports made
+    gc.enable()
     _say(out, "ready", {})
     for line in jobs:
         _serve(json.loads(line), out, lambda job, records: run(job, records, guard, shell), enclosed)
