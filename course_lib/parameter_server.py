@@ -112,7 +112,7 @@ def asynchronous_step(strategy, model, optimizer, per_example_loss) -> Callable:
             scaled = optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, variables)
         reached = [gradient for gradient in gradients if gradient is not None]  # None where no loss depends on it
-        with tf.control_dependencies(tf.nest.flatten(reached, expand_composites=True)):
+        with tf.control_dependencies(reached):
             optimizer.apply_gradients(zip(gradients, variables))
             applied_at = version.assign_add(1, read_value=True)
         return loss, applied_at - 1 - read_at

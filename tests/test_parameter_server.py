@@ -110,6 +110,16 @@ def test_what_is_made_outside_the_scope_or_not_built_is_refused():
         parameter_server.asynchronous_step(strategy, later, optimizer, LOSS)
 
 
+def test_masked_outputs_are_refused():
+    inputs = keras.Input((3,), dtype="int32")
+    model = keras.Model(inputs, keras.layers.Embedding(4, 2, mask_zero=True)(inputs))
+    per_token = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+    step = parameter_server.asynchronous_step(tf.distribute.get_strategy(), model, keras.optimizers.SGD(), per_token)
+    tokens = tf.constant([[1, 2, 0]])
+    with pytest.raises(CourseError, match="mask"):
+        step(tokens, tokens % 2)
+
+
 def program(task):
     cut = tf.distribute.experimental.partitioners.MinSizePartitioner(2**11, max_shards=2)
     strategy, coordinator = parameter_server.connect(cut)

@@ -182,6 +182,12 @@ def test_a_plan_by_hand():
             "The layout key 'dence/kernl' matches none of 2 variables and splits nothing: the most similar path is "
             "dense/kernel.",
         ),
+        (
+            {"a far name": ("model",)},  # alike by less than Python's usual cutoff
+            12,
+            "The layout key 'a far name' matches none of 2 variables and splits nothing: the most similar path is "
+            "dense/bias.",
+        ),
     ],
 )
 def test_a_plan_that_does_not_fit_is_one_line(keys, units, line):
