@@ -46,7 +46,10 @@ def _as_steady(key, name, of):
                     warm_up, repeats = ", ".join(_TINY[: -len(seconds)]), ", ".join(_TINY[-len(seconds) :])
                     said = f"for warm-up calls of {warm_up} s and repeats of {repeats} s your {name} is {own:.3g}"
                     return f"{said}, and {of(seconds):g} is wanted"
-                return f"yours is {own / of(seconds):.3g} times the {name}"
+                times = own / of(seconds)
+                if abs(times - 1) < 0.01:
+                    return f"yours is off by {100 * abs(times - 1):.2g}%"
+                return f"yours is {times:.3g} times the {name}"
         return True
 
     return holds
@@ -74,6 +77,26 @@ def _warm_up_left(answers, seed):
     return answers["calls"] == _calls(seed) and _stopwatch("medians", left)(answers, seed)
 
 
+def _some_left_out(answers, seed):
+    """Median and spread are those of repeats that follow one another in order of size, half of them or more."""
+
+    def of_a_part(median, spread, seconds):
+        parts = itertools.combinations(range(len(seconds) + 1), 2)
+        chosen = [np.sort(seconds)[low:high] for low, high in parts if 2 * (high - low) >= len(seconds)]
+        return any(np.allclose([median, spread], [np.median(part), _spread(part)], rtol=EXACT) for part in chosen)
+
+    return all(map(of_a_part, answers["medians"], answers["spreads"], _steady(seed)))
+
+
+def _float32_readings(calls, _):
+    step = probes.AsynchronousStep(calls)
+    readings = [np.float32(step.clock())]
+    for _ in calls.seconds:
+        step().numpy()
+        readings.append(np.float32(step.clock()))
+    return np.median(np.diff(readings)[calls.warmup :])
+
+
 def _own_clock(answers, seed):
     """The given clock never reads as little as a launch of a millisecond takes, and another one knows no other."""
     return all(0 < median < 5e-4 for median in answers["medians"])
@@ -89,7 +112,10 @@ STOPWATCH = question(
     title="A stopwatch for a steady state",
     asks_for=("steady_seconds",),
     probe=probes.probe_stopwatch,
-    form={**dict.fromkeys(("medians", "spreads"), (forms.number,) * 3), "calls": (forms.size,) * 3},
+    form={
+        **dict.fromkeys(("medians", "spreads"), (forms.number,) * 3),
+        **dict.fromkeys(("calls", "overlapping"), (forms.size,) * 3),
+    },
     targets=(
         Target("step() runs warmup + repeats times", _called),
         Target("the median of the repeats, each until its result is there", _as_steady("medians", "median", np.median)),
@@ -101,9 +127,17 @@ STOPWATCH = question(
         "warm-up counted": _stopwatch("medians", lambda calls, _: np.median(calls.seconds)),
         "clock started late": _stopwatch("medians", lambda calls, _: np.median(calls.compute_seconds[calls.warmup :])),
         "warm-up not waited for": _warm_up_left,
+        "several at once": lambda answers, seed: all(
+            overlapping >= calls.repeats - 1
+            for overlapping, calls in zip(answers["overlapping"], probes.stopwatches(seed))
+        ),
         "no warm-up": lambda answers, seed: answers["calls"] == [calls.repeats for calls in probes.stopwatches(seed)],
         "one call more": lambda answers, seed: answers["calls"] == [calls + 1 for calls in _calls(seed)],
+        "a warm-up call of your own": lambda answers, seed: (
+            answers["calls"] == [max(calls.warmup, 1) + calls.repeats for calls in probes.stopwatches(seed)]
+        ),
         "one clock for all": lambda answers, seed: max(answers["spreads"]) < EXACT,
+        "float32 clock": _stopwatch("medians", _float32_readings),
         "mean": _stopwatch("medians", lambda _, seconds: np.mean(seconds)),
         "one of two in the middle": lambda answers, seed: any(
             _stopwatch("medians", lambda _, seconds, back=back: np.sort(seconds)[(len(seconds) - back) // 2])(
@@ -135,6 +169,7 @@ STOPWATCH = question(
         ),
         "spread in seconds": _stopwatch("spreads", lambda _, seconds: _spread(seconds) * np.median(seconds)),
         "largest less smallest": _stopwatch("spreads", lambda _, seconds: np.ptp(seconds) / np.median(seconds)),
+        "some left out": _some_left_out,
     },
 )
 

@@ -23,11 +23,13 @@ class Durations:
 
     launch_seconds   until `step()` returns
     compute_seconds  until its result is there, counted from its return
+    clock_start      what the clock reads before the first call
     """
 
     launch_seconds: np.ndarray
     compute_seconds: np.ndarray
     warmup: int
+    clock_start: float
 
     @property
     def repeats(self) -> int:
@@ -41,7 +43,7 @@ class Durations:
 
 def stopwatches(seed: int) -> list[Durations]:
     """A tiny one, a drawn one, and one with an even number of repeats and no warm-up."""
-    tiny = Durations(np.full(8, 0.5), np.array([20, 7, 6, 2, 16, 4, 3, 5]) - 0.5, warmup=3)
+    tiny = Durations(np.full(8, 0.5), np.array([20, 7, 6, 2, 16, 4, 3, 5]) - 0.5, warmup=3, clock_start=90_000.0)
     rng = np.random.default_rng(seed)
     drawn = _durations(rng, int(rng.integers(2, 6)), int(rng.integers(15, 30)))
     return [tiny, drawn, _durations(rng, 0, 2 * int(rng.integers(7, 12)))]
@@ -58,23 +60,26 @@ def _durations(rng: np.random.Generator, warmup: int, repeats: int) -> Durations
     compute[warmup] = 0.007
     if warmup:
         compute[0] = rng.uniform(1, 2)
-    return Durations(rng.uniform(0.8, 1.2, warmup + repeats) * 0.001, compute, warmup)
+    # A clock that has run for a day: float32 knows its seconds to 8 ms.
+    clock_start = float(rng.integers(70_000, 130_000))
+    return Durations(rng.uniform(0.8, 1.2, warmup + repeats) * 0.001, compute, warmup, clock_start)
 
 
 class AsynchronousStep:
     """A step on a device, and the clock, which only the step's calls and waits move.
 
     A call returns before its result is there; `numpy()` waits for it. The device
-    computes one step after the other.
+    computes one step after the other. `overlapping` counts the calls that find it at work.
     """
 
     def __init__(self, calls: Durations):
-        self._durations, self._now, self._free_at = calls, 0.0, 0.0
-        self.calls = 0
+        self._durations, self._now, self._free_at = calls, calls.clock_start, calls.clock_start
+        self.calls = self.overlapping = 0
 
     def __call__(self):
         number = self.calls % len(self._durations.launch_seconds)
         self.calls += 1
+        self.overlapping += self._free_at > self._now
         self._now += self._durations.launch_seconds[number]
         self._free_at = max(self._free_at, self._now) + self._durations.compute_seconds[number]
         return _Pending(self, self._free_at)
@@ -97,12 +102,12 @@ class _Pending:
 
 
 def probe_stopwatch(names, seed):
-    """The learner's medians and spreads, and how often each step was called."""
-    answers = {"medians": [], "spreads": [], "calls": []}
+    """The learner's medians and spreads, and how often each step was called, in all and on a device at work."""
+    answers = {"medians": [], "spreads": [], "calls": [], "overlapping": []}
     for calls in stopwatches(seed):
         step = AsynchronousStep(calls)
         median, spread = names["steady_seconds"](step, step.clock, calls.warmup, calls.repeats)
-        for key, value in (("medians", float(median)), ("spreads", float(spread)), ("calls", step.calls)):
+        for key, value in zip(answers, (float(median), float(spread), step.calls, step.overlapping)):
             answers[key].append(value)
     return answers
 
