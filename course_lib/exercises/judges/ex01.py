@@ -222,7 +222,7 @@ def _shuffled_afresh(answers, seed):
     if _same_members(answers):
         return "both epochs have the same batches, in another order"
     early, examples = _most_early(answers), probes.pipeline_sizes(seed)[0]
-    return early > _EARLY * examples or f"none comes early by more than {early / examples:.0%} of the data set"
+    return early > _EARLY * examples or f"none comes early by more than {early / examples:.1%} of the data set"
 
 
 def _same_order(answers):
@@ -281,6 +281,13 @@ def _same_left_over(answers, seed):
     return all(set(_numbers(answers, epoch)) == whole for epoch in range(2))
 
 
+def _some_twice(answers, seed):
+    """Full batches of known examples, some of them twice."""
+    numbers = [_numbers(answers, epoch) for epoch in range(2)]
+    known = all(set(one) <= set(range(probes.pipeline_sizes(seed)[0])) for one in numbers)
+    return known and _full_batches(answers, seed) is True and all(len(set(one)) < len(one) for one in numbers)
+
+
 def _filtered_late(answers, seed):
     examples, batch = probes.pipeline_sizes(seed)
     return _full_batches(answers, seed) is True and answers["augment_runs"] == 2 * (examples // batch + 1)
@@ -298,7 +305,11 @@ PIPELINE = question(
     title="Order an input pipeline",
     asks_for=("pipeline",),
     probe=probes.probe_pipeline,
-    form={**_EPOCHS, "decode_runs": forms.size, "augment_runs": forms.size, "repeated": forms.share},
+    form={
+        **_EPOCHS,
+        **dict.fromkeys(("decode_runs", "augment_runs", "augment_runs_before"), forms.size),
+        "repeated": forms.share,
+    },
     targets=(
         Target("full batches only", _full_batches),
         Target("no example twice in an epoch", _none_twice),
@@ -320,7 +331,11 @@ PIPELINE = question(
         "another batch size": _another_batch_size,
         "filled up": _filled_up,
         "the same left over": _same_left_over,
+        "some twice": _some_twice,
         "dropped after augment": _filtered_late,
+        "read ahead": lambda answers, seed: (
+            0 < answers["augment_runs_before"] == answers["augment_runs"] - 2 * len(answers["epochs"][0])
+        ),
         "one by one": lambda answers, seed: answers["augment_runs"] >= 2 * len(_numbers(answers, 0)),
         "short batch kept": _short_batch_kept,
     },

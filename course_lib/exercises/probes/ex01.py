@@ -148,6 +148,7 @@ def probe_pipeline(names, seed):
     for _ in names["pipeline"](earlier, tf.identity, tf.identity, batch):
         pass
     dataset = names["pipeline"](tf.data.Dataset.range(examples), decode, augment, batch)
+    augment_runs_before = int(augment_runs)
     enough = examples // batch + 2  # a pipeline that repeats itself must come to an end here
     epochs = [[np.asarray(rows) for rows in dataset.take(enough).as_numpy_iterator()] for _ in range(2)]
     first, second = ({int(value): float(value) for rows in epoch for value in np.ravel(rows)} for epoch in epochs)
@@ -156,6 +157,7 @@ def probe_pipeline(names, seed):
         "epochs": [[np.atleast_1d(np.floor(rows).astype(int)) for rows in epoch] for epoch in epochs],
         "decode_runs": int(decode_runs),
         "augment_runs": int(augment_runs),
+        "augment_runs_before": augment_runs_before,
         "repeated": sum(first[number] == second[number] for number in both) / max(len(both), 1),
     }
 
