@@ -1,4 +1,4 @@
-"""Exercise 01: a stopwatch, an input pipeline, several steps a call, and what a profile says.
+"""Exercise 01: a stopwatch, an input pipeline, several steps a call, and a profile; q4 is in ex01_traces.
 
 Needs NumPy; TensorFlow to compare an answer with known mistakes.
 """
@@ -8,10 +8,9 @@ import itertools
 import numpy as np
 
 from course_lib.exercises.judges import forms, question_maker
+from course_lib.exercises.judges.ex01_traces import BOTTLENECK
 from course_lib.exercises.probes import ex01 as probes
-from course_lib.exercises.probes.ex01_traces import KINDS
 from course_lib.exercises.question import Target
-from course_lib.profiler import covered_seconds
 
 question = question_maker.of("01_one_device")
 EXACT = 1e-6  # relative: the probe's clock is a float64
@@ -369,10 +368,14 @@ def _next_batches(run, steps_per_call, batches):
     return None if np.allclose(run["totals"], sums) else "a step met another batch than the next"
 
 
+_FLOAT32_SCALAR = "float32 of shape ()"
+
+
 def _mean_loss(run, steps_per_call, batches):
     wanted = batches[: 2 * steps_per_call].mean(axis=1).reshape(2, -1).mean(axis=1)
     if np.allclose(run["losses"], wanted, rtol=1e-5, atol=0):
-        return None if all(run["tensors"]) else "yours is no tensor"
+        others = [kind for kind in run["kinds"] if kind != _FLOAT32_SCALAR]
+        return f"yours is {others[0] or 'no tensor'}" if others else None
     if steps_per_call == 2:
         one, two, three, four = batches.mean(axis=1)[:4]
         given = " and ".join(f"{loss:.4g}" for loss in run["losses"])
@@ -389,9 +392,15 @@ def _no_python(run, steps_per_call, batches):
     return f"in two calls of {steps_per_call} steps Python pulled {pulled} batches" if pulled else None
 
 
-def _short_trace(run, steps_per_call, batches):
-    runs = run["python_runs"][0]
-    return None if runs <= 2 else f"tracing {steps_per_call} steps a call ran them {runs} times"
+def _short_trace(answers, seed):
+    for run, (steps_per_call, _) in zip(answers["runs"], probes.batches_of_numbers(seed), strict=True):
+        if (runs := run["python_runs"][0]) > 2:
+            return f"tracing {steps_per_call} steps a call ran them {runs} times"
+    many, grown = max(steps_per_call for steps_per_call, _ in probes.batches_of_numbers(seed)), answers["grown"]
+    return grown <= _GROWN or f"the graph for {many} steps a call has {grown} more operations than that for 2"
+
+
+_GROWN = 20  # operations; one for each step would be four times as many
 
 
 def _every_run(fits):
@@ -401,13 +410,30 @@ def _every_run(fits):
     )
 
 
-def _sums_on(answers, seed):
-    """The first call's mean is right, and the second's has the first call's losses in it."""
-    for run, (steps, batches) in zip(answers["runs"], probes.batches_of_numbers(seed), strict=True):
-        means = batches[: 2 * steps].mean(axis=1).reshape(2, -1).mean(axis=1)
-        if not np.allclose(run["losses"], np.cumsum(means), rtol=1e-5, atol=0):
-            return False
-    return True
+def _losses_are(*ways):
+    """Recognise answers that give, in every run, way(the losses (2, k) of the steps of two calls)."""
+
+    def fits(way, answers, seed):
+        for run, (steps, batches) in zip(answers["runs"], probes.batches_of_numbers(seed), strict=True):
+            if not np.allclose(run["losses"], way(batches[: 2 * steps].mean(axis=1).reshape(2, -1)), rtol=1e-5, atol=0):
+                return False
+        return True
+
+    return lambda answers, seed: any(fits(way, answers, seed) for way in ways)
+
+
+def _halved(mean, losses):
+    """The new loss always weighs as much as the mean so far."""
+    for loss in losses:
+        mean = (mean + loss) / 2
+    return mean
+
+
+def _one_is_plain(answers, seed):
+    """Python pulls the batch where a call has one step, and nowhere else."""
+    pulled = [run["pulled_by_python"] for run in answers["runs"]]
+    one_step = [steps_per_call == 1 for steps_per_call, _ in probes.batches_of_numbers(seed)]
+    return [number > 0 for number in pulled] == one_step
 
 
 MULTI_STEP = question(
@@ -420,18 +446,20 @@ MULTI_STEP = question(
             {
                 **dict.fromkeys(("losses", "totals"), (forms.number,) * 2),
                 **dict.fromkeys(("steps", "python_runs"), (forms.size,) * 2),
-                "tensors": (forms.flag,) * 2,
+                "kinds": (forms.text,) * 2,
                 **dict.fromkeys(("batches_left", "pulled_by_python"), forms.size),
             }
-        ]
+        ],
+        "grown": forms.size,
     },
     targets=(
         Target("steps_per_call steps in each call", _in_each_run(_steps_taken)),
         Target("every step on the next batch", _in_each_run(_next_batches)),
-        Target("the mean loss of the call's steps, to 0.001%", _in_each_run(_mean_loss)),
+        Target("the mean loss of the call's steps, a float32 scalar tensor, to 0.001%", _in_each_run(_mean_loss)),
         Target("no Python of the step in the second call, and none pulls a batch", _in_each_run(_no_python)),
         Target(
-            "tracing runs the step's Python at most twice, however many steps a call has", _in_each_run(_short_trace)
+            "tracing runs the step's Python at most twice, and 100 steps a call need at most 20 operations more than 2",
+            _short_trace,
         ),
     ),
     recognise={
@@ -443,136 +471,32 @@ MULTI_STEP = question(
                 run["steps"] == [asked, 2 * asked] and run["python_runs"][1] == 2 * run["python_runs"][0] <= 4
             )
         ),
-        "no tensor": _every_run(lambda run, _: not any(run["tensors"])),
+        "no tensor": _every_run(lambda run, _: not any(run["kinds"])),
         "a batch ahead": lambda answers, seed: all(
             len(batches) - run["batches_left"] == 2 * (steps + 1) and run["steps"] == [steps, 2 * steps]
             for run, (steps, batches) in zip(answers["runs"], probes.batches_of_numbers(seed), strict=True)
         ),
-        "never set back": _sums_on,
+        "never set back": _losses_are(
+            lambda losses: losses.mean(axis=1).cumsum(), lambda losses: [losses[0].mean(), losses.mean()]
+        ),
+        "unrolled": _every_run(
+            lambda run, asked: run["python_runs"] == [asked, asked] and run["pulled_by_python"] == 0
+        ),
+        "last loss": _losses_are(lambda losses: losses[:, -1]),
+        "first loss": _losses_are(lambda losses: losses[:, 0]),
+        "summed, not averaged": _losses_are(lambda losses: losses.sum(axis=1)),
+        "halved": _losses_are(
+            lambda losses: [_halved(one, others) for one, *others in losses], lambda losses: _halved(0, losses.T)
+        ),
+        "one step is plain Python": _one_is_plain,
+        "only the step is in the loop": lambda answers, seed: (
+            answers["grown"] > _GROWN and all(run["python_runs"][0] <= 2 for run in answers["runs"])
+        ),
+        "another type": _every_run(lambda run, _: _FLOAT32_SCALAR not in run["kinds"]),
         "one step a call": _every_run(lambda run, asked: run["steps"] == [1, 2]),
         "to the end of the data": _every_run(lambda run, asked: run["steps"][0] == run["steps"][1] > 2 * asked),
         "one step too many": _every_run(lambda run, asked: run["steps"] == [asked + 1, 2 * asked + 2]),
         "one step too few": _every_run(lambda run, asked: run["steps"] == [asked - 1, 2 * asked - 2]),
-    },
-)
-
-
-def _counted(events):
-    """The steps after the first, and the busy events of each kind that begin in them."""
-    _, *steps = sorted((event for event in events if event.name == "train"), key=lambda event: event.start_seconds)
-
-    def inside(event):
-        return any(step.start_seconds <= event.start_seconds < step.end_seconds for step in steps)
-
-    return steps, {kind: [event for event in events if event.name == kind and inside(event)] for kind in KINDS}
-
-
-def _verdicts_right(answers, seed):
-    known = [kind for kind, _ in probes.traces(seed)]
-    wrong = [said for said, right in zip(answers["kinds"], known, strict=True) if said != right]
-    return not wrong or f"{len(wrong)} of {len(known)} wrong; for the first of them you say {wrong[0]!r}"
-
-
-def _shares_right(answers, seed):
-    off = []
-    for place, ((kind, events), own) in enumerate(zip(probes.traces(seed), answers["shares"], strict=True)):
-        steps, busy = _counted(events)
-        wanted = covered_seconds(busy[kind]) / sum(step.duration_seconds for step in steps)
-        off.append(abs(own / wanted - 1))
-        if place == 0 and not off[0] < 1e-3:
-            return f"in a run of {_TINY_TRACE}, your share is {own:.4g}, and {wanted:g} is wanted"
-    return bool(max(off) < 1e-3) or f"the worst is off by {max(off):.1%}"
-
-
-_TINY_TRACE = (
-    "two steps, the second 10 s long and with compute in its seconds 4 to 7 on one replica and 6 to 9 on another"
-)
-
-
-def _measured_by(*measures):
-    """Recognise answers in which measure(the busy events of a kind) stands for the time that they cover."""
-
-    def fits(measure, answers, seed):
-        for (_, events), *given in zip(probes.traces(seed), answers["kinds"], answers["shares"], strict=True):
-            steps, busy = _counted(events)
-            seconds = {kind: measure(busy[kind]) for kind in busy}
-            longest = max(seconds, key=seconds.get)
-            share = seconds[longest] / sum(step.duration_seconds for step in steps)
-            if given[0] != longest or not np.isclose(given[1], share, rtol=1e-4):
-                return False
-        return True
-
-    return lambda answers, seed: any(fits(measure, answers, seed) for measure in measures)
-
-
-def _durations(events):
-    return sum(event.duration_seconds for event in events)
-
-
-def _by_thread(choose, measure):
-    """choose(a list with measure(events) of each thread)."""
-
-    def measured(events):
-        threads = sorted({event.thread for event in events})
-        return choose([measure([event for event in events if event.thread == thread]) for thread in threads])
-
-    return measured
-
-
-def _first(each):
-    return each[0]
-
-
-def _last(each):
-    return each[-1]
-
-
-def _one_for_all(answers, seed):
-    """A replica, their busiest or their mean stands for all of them; the input is measured in any way."""
-    ways = [_by_thread(choose, way) for way in (_durations, covered_seconds) for choose in (_first, _last, max)]
-    means = [_by_thread(np.mean, way) for way in (_durations, covered_seconds)]
-
-    def measured(of_input, of_replicas):
-        return lambda events: (of_replicas if events[0].thread.startswith("replica") else of_input)(events)
-
-    pairs = itertools.product([covered_seconds, _durations, *ways, *means], [*ways, *means])
-    return _measured_by(*(measured(*pair) for pair in pairs))(answers, seed)
-
-
-def _until_the_last_end(events):
-    """As covered_seconds, with the end of the event before in place of the furthest end so far."""
-    total = reached = 0.0
-    for event in sorted(events, key=lambda event: event.start_seconds):
-        total += max(0.0, event.end_seconds - max(event.start_seconds, reached))
-        reached = event.end_seconds
-    return total
-
-
-def _mean_of_shares(answers, seed):
-    for (_, events), kind, share in zip(probes.traces(seed), answers["kinds"], answers["shares"], strict=True):
-        steps, busy = _counted(events)
-        inside = [[e for e in busy.get(kind, []) if s.start_seconds <= e.start_seconds < s.end_seconds] for s in steps]
-        shares = [covered_seconds(own) / step.duration_seconds for own, step in zip(inside, steps)]
-        if not np.isclose(share, np.mean(shares), rtol=1e-4):
-            return False
-    return True
-
-
-BOTTLENECK = question(
-    name="q4",
-    title="Find the bottleneck in a trace",
-    asks_for=("bottleneck",),
-    probe=probes.probe_bottleneck,
-    form={"kinds": [forms.text], "shares": [forms.number]},
-    targets=(
-        Target("the known bottleneck of five distributed runs", _verdicts_right),
-        Target("its share of the steps' time, to 0.1%", _shares_right),
-    ),
-    recognise={
-        "replicas added up": _measured_by(_durations, _by_thread(sum, covered_seconds)),
-        "one replica for all": _one_for_all,
-        "merged with the event before": _measured_by(_until_the_last_end),
-        "mean of the steps' shares": _mean_of_shares,
     },
 )
 

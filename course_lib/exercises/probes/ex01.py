@@ -166,26 +166,35 @@ def probe_pipeline(names, seed):
 
 
 def batches_of_numbers(seed: int) -> list[tuple[int, np.ndarray]]:
-    """Steps a call k, and more than 2k batches (2,) or (4,) float32 of small whole numbers: a tiny one, two drawn."""
+    """Steps a call k, and more than 2k batches (2,) or (4,) float32 of small whole numbers: k = 2, about 100, and 1."""
     rng = np.random.default_rng(seed)
     tiny = [[1, 3], [5, 7], [2, 2], [1, 9], *[[4, 4]] * 12]
-    drawn = [(count, rng.integers(1, 100, (3 * count + 10, 4))) for count in (int(rng.integers(5, 9)), 1)]
+    drawn = [(count, rng.integers(1, 100, (3 * count + 10, 4))) for count in (int(rng.integers(90, 111)), 1)]
     return [(count, np.array(batches, "float32")) for count, batches in [(2, tiny), *drawn]]
 
 
 def probe_multi_step(names, seed):
-    """What two calls of the learner's function give, for every number of steps a call."""
-    return {"runs": [_two_calls(names["make_multi_step"], *case) for case in batches_of_numbers(seed)]}
+    """What two calls of the learner's function give, for every number of steps a call, and how the graphs grow with it.
+
+    `grown` counts the operations that the graph of about 100 steps has more than that of 2.
+    """
+    runs = [_two_calls(names["make_multi_step"], *case) for case in batches_of_numbers(seed)]
+    few, many, _ = (run.pop("operations") for run in runs)
+    return {"runs": runs, "grown": max(0, many - few)}
 
 
 def _two_calls(make_multi_step, steps_per_call, batches):
     """What they returned, how far the step and the data have come, and how many batches Python pulled."""
     import tensorflow as tf
 
-    steps, total, python_runs = tf.Variable(0), tf.Variable(0.0), []
+    steps, total, python_runs, graphs = tf.Variable(0), tf.Variable(0.0), [], set()
 
     def step(batch):
         python_runs.append(1)
+        graph = tf.compat.v1.get_default_graph()
+        while hasattr(graph, "outer_graph"):  # a function's: the loop's body, and all that it lies in
+            graphs.add(graph)
+            graph = graph.outer_graph
         steps.assign_add(1)
         total.assign_add(tf.reduce_sum(batch))
         return tf.reduce_mean(batch)
@@ -209,10 +218,16 @@ def _two_calls(make_multi_step, steps_per_call, batches):
     seen = []
     for _ in range(2):
         loss = multi_step(iterator)
-        seen.append([float(loss), tf.is_tensor(loss), int(steps), float(total), len(python_runs)])
+        kind = f"{loss.dtype.name} of shape {tuple(loss.shape)}" if tf.is_tensor(loss) else ""
+        seen.append([float(loss), kind, int(steps), float(total), len(python_runs)])
     in_python, left = len(pulled), sum(1 for _ in iterator)
-    keys = ("losses", "tensors", "steps", "totals", "python_runs")
-    return {**dict(zip(keys, map(list, zip(*seen)))), "batches_left": left, "pulled_by_python": in_python}
+    keys = ("losses", "kinds", "steps", "totals", "python_runs")
+    return {
+        **dict(zip(keys, map(list, zip(*seen)))),
+        "batches_left": left,
+        "pulled_by_python": in_python,
+        "operations": sum(len(graph.get_operations()) for graph in graphs),
+    }
 
 
 # q4: a trace's bottleneck
