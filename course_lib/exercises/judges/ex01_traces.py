@@ -1,5 +1,6 @@
 """Exercise 01, q4: what a trace says a training loop spends most of its time on."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -13,8 +14,13 @@ from course_lib.profiler import covered_seconds
 question = question_maker.of("01_one_device")
 
 
+@functools.lru_cache(maxsize=1)
+def _runs(seed):
+    """Of each trace its bottleneck, the steps after the first, and the busy events of each kind that begin in them."""
+    return [(bottleneck, *_counted(events)) for bottleneck, events in traces(seed)]
+
+
 def _counted(events):
-    """The steps after the first, and the busy events of each kind that begin in them."""
     _, *steps = sorted((event for event in events if event.name == "train"), key=lambda event: event.start_seconds)
 
     def inside(event):
@@ -24,15 +30,14 @@ def _counted(events):
 
 
 def _verdicts_right(answers, seed):
-    known = [kind for kind, _ in traces(seed)]
+    known = [kind for kind, _, _ in _runs(seed)]
     wrong = [said for said, right in zip(answers["kinds"], known, strict=True) if said != right]
     return not wrong or f"{len(wrong)} of {len(known)} wrong; for the first of them you say {wrong[0]!r}"
 
 
 def _shares_right(answers, seed):
     off = []
-    for place, ((kind, events), own) in enumerate(zip(traces(seed), answers["shares"], strict=True)):
-        steps, busy = _counted(events)
+    for place, ((kind, steps, busy), own) in enumerate(zip(_runs(seed), answers["shares"], strict=True)):
         wanted = covered_seconds(busy[kind]) / sum(step.duration_seconds for step in steps)
         off.append(abs(own / wanted - 1))
         if place == 0 and not off[0] < 1e-3:
@@ -49,8 +54,7 @@ def _measured_by(*measures):
     """Recognise answers in which measure(the busy events of a kind) stands for the time that they cover."""
 
     def fits(measure, answers, seed):
-        for (_, events), *given in zip(traces(seed), answers["kinds"], answers["shares"], strict=True):
-            steps, busy = _counted(events)
+        for (_, steps, busy), *given in zip(_runs(seed), answers["kinds"], answers["shares"], strict=True):
             seconds = {kind: measure(busy[kind]) for kind in busy}
             longest = max(seconds, key=seconds.get)
             share = seconds[longest] / sum(step.duration_seconds for step in steps)
@@ -105,8 +109,7 @@ def _until_the_last_end(events):
 
 
 def _mean_of_shares(answers, seed):
-    for (_, events), kind, share in zip(traces(seed), answers["kinds"], answers["shares"], strict=True):
-        steps, busy = _counted(events)
+    for (_, steps, busy), kind, share in zip(_runs(seed), answers["kinds"], answers["shares"], strict=True):
         inside = [[e for e in busy.get(kind, []) if s.start_seconds <= e.start_seconds < s.end_seconds] for s in steps]
         shares = [covered_seconds(own) / step.duration_seconds for own, step in zip(inside, steps)]
         if not np.isclose(share, np.mean(shares), rtol=1e-4):

@@ -1,20 +1,24 @@
 """The traces that exercise 01's q4 is asked about, of distributed runs whose bottleneck is known. Needs NumPy."""
 
+import math
+
 import numpy as np
 
 from course_lib.exercises.probes.cases import shuffled
 from course_lib.profiler import Event
 
 KINDS = ("input", "compute", "all-reduce")
+GRID = 4096  # a second has as many places
 REPLICAS = 4
 
 
 def traces(seed: int) -> list[tuple[str, list[Event]]]:
     """Distributed runs whose bottleneck is known, a tiny one, then one per kind and trap: (bottleneck, events).
 
-    Wall-clock seconds per step, roughly. `pieces` cuts a replica's compute into that many events; `before` is an
-    input event ahead of the first step; `first` is how many times as long the first step computes, and `stall` how many
-    times as long the third one waits for its input, so that most steps have another bottleneck than the run.
+    Wall-clock seconds per step, roughly, on a grid that float64 adds up exactly. `pieces` cuts a replica's compute into
+    that many events; `before` is an input event ahead of the first step; `first` is how many times as long the first
+    step computes, and `stall` how many times as long the third one waits for its input, so that most steps have another
+    bottleneck than the run.
     """
     rng = np.random.default_rng(seed)
     return [
@@ -34,15 +38,18 @@ TINY_TRACE = [  # name, thread, start, length
 
 
 def _trace(rng, input, compute, all_reduce, pieces=1, before=0.0, first=1, stall=1):
-    """Events of a run in no particular order; the parts of a step follow each other.
+    """Events of a run in no particular order; in a step the input comes first, and an all-reduce before compute ends.
 
-    No replica works in step with another, a piece may lie inside another of its thread, all may wait at once, every
-    kind is also met between the steps, and its name is a part of other names.
+    No replica works in step with another, each has a plane, a piece may lie inside another of its thread, all may wait
+    at once, a step's last event ends with it, every kind is also met between the steps, and its name is a part of other
+    names.
     """
     now, events = 1.0, []
 
     def add(name, thread, start, seconds):
-        events.append(Event(name, "/host:CPU", thread, start, seconds))
+        plane = f"/device:GPU:{thread[-1]}" if thread in replicas else "/host:CPU"
+        start, seconds = round(start * GRID) / GRID, round(seconds * GRID) / GRID
+        events.append(Event(name, plane, thread, start, seconds))
 
     def add_part(name, seconds, start, threads, pieces=1):
         """Returns when the last thread is done."""
@@ -60,15 +67,16 @@ def _trace(rng, input, compute, all_reduce, pieces=1, before=0.0, first=1, stall
         add(name, threads[-1], max(ends) + 0.1 * seconds, 0.1 * seconds)  # after all have waited
         return max(ends) + 0.2 * seconds + 0.01
 
+    replicas = [f"replica {replica}" for replica in range(REPLICAS)]
     if before:
         add("input", "python", now, before)
         now += before + 0.1
-    replicas = [f"replica {replica}" for replica in range(REPLICAS)]
     for number in range(int(rng.integers(4, 8))):
-        begin, jitter = now, rng.uniform(0.5, 1.5) * rng.uniform(0.8, 1.2, 3)
-        now = add_part("input", input * jitter[0] * (stall if number == 2 else 1), now, ["python", "loader"])
-        now = add_part("compute", compute * jitter[1] * (first if number == 0 else 1), now, replicas, pieces)
-        now = add_part("all-reduce", all_reduce * jitter[2], now, replicas)
+        begin, jitter = math.ceil(now * GRID) / GRID, rng.uniform(0.5, 1.5) * rng.uniform(0.8, 1.2, 3)
+        now = add_part("input", input * jitter[0] * (stall if number == 2 else 1), begin, ["python", "loader"])
+        done = add_part("compute", compute * jitter[1] * (first if number == 0 else 1), now, replicas, pieces)
+        add_part("all-reduce", all_reduce * jitter[2], (now + done) / 2, replicas)
+        now = max(event.end_seconds for event in events)
         add("train", "python", begin, now - begin)
         add(f"{KINDS[number % 3]}/queue", "python", begin, 0.9 * (now - begin))  # a kind's name is a part of this one
         for kind in KINDS:
