@@ -423,7 +423,7 @@ def _losses_are(*ways):
 
 
 def _halved(mean, losses):
-    """The new loss always weighs as much as the mean so far."""
+    """The new loss always gets the weight of the mean so far."""
     for loss in losses:
         mean = (mean + loss) / 2
     return mean
@@ -511,12 +511,20 @@ def _both(problem):
     return holds
 
 
-def _once_a_step(**counts):
-    """A target: in both runs there are as many of each as steps."""
+def _train_marks(run, steps, heavy):
+    if run["trains"] != steps:
+        return f"{run['trains']} train marks, for {steps} steps"
+    calls = run["recorded_calls"]
+    return f"{calls} calls of the step are recorded, for {steps} train marks" if calls > steps else None
+
+
+def _as_many(of, **counts):
+    """A target: both runs have marks of this kind, and as many of each."""
 
     def problem(run, steps, heavy):
-        wrong = [f"{run[key]} {what}, for {steps} steps" for key, what in counts.items() if run[key] != steps]
-        return wrong[0] if wrong else None
+        marks = f"{run[f'{of}s']} {of} mark{'s' * (run[f'{of}s'] != 1)}"
+        wrong = [f"{run[key]} {what}, for {marks}" for key, what in counts.items() if run[key] != run[f"{of}s"]]
+        return wrong[0] if wrong else None if run[f"{of}s"] else f"there is no {of} mark"
 
     return _both(problem)
 
@@ -526,7 +534,8 @@ def _warm(run, steps, heavy):
         return "the recording has the first call of the step, or the wait for it"
     if run["recorded_calls"] and not run["first_awaited"]:
         return "the loss of the first call had not been waited for when the second began"
-    return None if run["recorded_calls"] == steps else f"it has {run['recorded_calls']} calls for {steps} steps"
+    outside = len(run["batches"]) - run["recorded_calls"]
+    return None if outside == 1 else f"{outside} calls of the step are not in the recording"
 
 
 def _numbered(run, steps, heavy):
@@ -543,14 +552,15 @@ def _all_replicas(run, steps, heavy):
 def _verdict(run, steps, heavy):
     if not run["returned_all"]:
         return "profile_steps returns other events than the recording has"
+    if run["trains"] < 2:
+        return "a bottleneck needs two train marks or more, because the first is left out"
     return None if run["verdict"] == heavy else f"the run that is heavy in its {heavy} is called {run['verdict']!r}"
 
 
 def _next_batches_met(run, steps, heavy):
-    first = run["batches"][1:2]
-    if run["batches"][1:] == [number + place for place, number in enumerate(first * steps)]:
+    if run["batches"] == list(range(len(run["batches"]))):
         return None
-    return "a step met something else than a batch" if -1 in run["batches"] else f"they met {run['batches'][1:]}"
+    return "a step met something else than a batch" if -1 in run["batches"] else f"they met {run['batches']}"
 
 
 _PROFILE = {
@@ -577,23 +587,26 @@ PROFILE = question(
     form=dict.fromkeys(probes.HEAVY, _PROFILE),
     points=2,
     targets=(
-        Target("a train mark for each of the steps asked for", _once_a_step(trains="train marks")),
+        Target("a train mark for each of the steps asked for", _both(_train_marks)),
         Target("the train marks have their numbers, in order, and `_r=1`", _both(_numbered)),
         Target("one warm-up step before the recording, waited for, none of it inside", _both(_warm)),
         Target(
             "in each train mark one input mark around the pull and one compute mark around the step",
-            _once_a_step(
+            _as_many(
+                "train",
                 inputs_in_train="train marks hold one input mark",
                 computes_in_train="train marks hold one compute mark",
+                inputs="input marks are in the recording",
+                computes="compute marks are in the recording",
                 pulls_in_input="input marks hold the pull of one batch",
                 calls_in_compute="compute marks hold one call of the step",
             ),
         ),
         Target(
             "each compute mark ends when its loss is there",
-            _once_a_step(waits_in_compute="compute marks wait for the loss"),
+            _as_many("compute", waits_in_compute="compute marks wait for the loss"),
         ),
-        Target("every step on the next batch, as it was pulled", _both(_next_batches_met)),
+        Target("every step, the warm-up too, on the next batch, as it was pulled", _both(_next_batches_met)),
         Target("all replicas at work in the recording", _both(_all_replicas)),
         Target("your q4 names the bottleneck of both runs from it", _both(_verdict)),
     ),
@@ -611,11 +624,21 @@ PROFILE = question(
         "step not marked": _both_runs(lambda run: run["computes"] == 0 < run["trains"]),
         "not waited for": _both_runs(lambda run: run["calls_in_compute"] > run["waits_in_compute"] == 0),
         "other events returned": _both_runs(lambda run: not run["returned_all"]),
+        "a recording for each step": lambda answers, seed: all(
+            run["trains"] == run["recorded_calls"] == 1 and len(run["batches"]) == probes.profiled_steps(seed) + 1
+            for run in answers.values()
+        ),
+        "more calls than steps": _both_runs(
+            lambda run: not run["first_recorded"] and len(run["batches"]) > run["recorded_calls"] + 1 > 1
+        ),
         "another number of steps": lambda answers, seed: all(
             run["trains"] == run["recorded_calls"] != probes.profiled_steps(seed) for run in answers.values()
         ),
         "not numbered": _both_runs(lambda run: len(run["numbers"]) == 0 < run["trains"]),
         "the same batch": _both_runs(lambda run: {*run["batches"]} == {0} and len(run["batches"]) > 2),
+        "the warm-up's batch again": _both_runs(
+            lambda run: run["batches"] == [0, *range(len(run["batches"]) - 1)] and len(run["batches"]) > 2
+        ),
         "a part of the batch": _both_runs(lambda run: {*run["batches"]} == {-1}),
         "one number for all": _both_runs(lambda run: len({*run["numbers"]}) == 1 < len(run["numbers"])),
     },

@@ -267,8 +267,9 @@ def _recorded(names, heavy: str, steps: int) -> dict[str, object]:
         marks[event.name].append(event)
 
     def within(name, outer):
-        """How many of the outer marks hold exactly one of the inner."""
-        return sum(sum(_holds(mark, inner) for inner in marks[name]) == 1 for mark in marks[outer])
+        """How many of the outer marks hold exactly one of the inner, the first step's among them."""
+        inners = marks[name] + marks[name.replace("probe: ", "probe: first ")] * name.startswith("probe: ")
+        return sum(sum(_holds(mark, inner) for inner in inners) == 1 for mark in marks[outer])
 
     replicas = {event.name.split("/")[0] for event in events if event.name.startswith("replica_")}
     return {
