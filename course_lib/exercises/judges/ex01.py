@@ -368,14 +368,11 @@ def _next_batches(run, steps_per_call, batches):
     return None if np.allclose(run["totals"], sums) else "a step met another batch than the next"
 
 
-_FLOAT32_SCALAR = "float32 of shape ()"
-
-
 def _mean_loss(run, steps_per_call, batches):
     wanted = batches[: 2 * steps_per_call].mean(axis=1).reshape(2, -1).mean(axis=1)
     if np.allclose(run["losses"], wanted, rtol=1e-5, atol=0):
-        others = [kind for kind in run["kinds"] if kind != _FLOAT32_SCALAR]
-        return f"yours is {others[0] or 'no tensor'}" if others else None
+        others = [dtype or "no tensor" for dtype in run["dtypes"] if dtype != "float32"]
+        return f"yours is {others[0]}" if others else None
     if steps_per_call == 2:
         one, two, three, four = batches.mean(axis=1)[:4]
         given = " and ".join(f"{loss:.4g}" for loss in run["losses"])
@@ -446,7 +443,7 @@ MULTI_STEP = question(
             {
                 **dict.fromkeys(("losses", "totals"), (forms.number,) * 2),
                 **dict.fromkeys(("steps", "python_runs"), (forms.size,) * 2),
-                "kinds": (forms.text,) * 2,
+                "dtypes": (forms.text,) * 2,
                 **dict.fromkeys(("batches_left", "pulled_by_python"), forms.size),
             }
         ],
@@ -471,7 +468,7 @@ MULTI_STEP = question(
                 run["steps"] == [asked, 2 * asked] and run["python_runs"][1] == 2 * run["python_runs"][0] <= 4
             )
         ),
-        "no tensor": _every_run(lambda run, _: not any(run["kinds"])),
+        "no tensor": _every_run(lambda run, _: not any(run["dtypes"])),
         "a batch ahead": lambda answers, seed: all(
             len(batches) - run["batches_left"] == 2 * (steps + 1) and run["steps"] == [steps, 2 * steps]
             for run, (steps, batches) in zip(answers["runs"], probes.batches_of_numbers(seed), strict=True)
@@ -492,7 +489,7 @@ MULTI_STEP = question(
         "only the step is in the loop": lambda answers, seed: (
             answers["grown"] > _GROWN and all(run["python_runs"][0] <= 2 for run in answers["runs"])
         ),
-        "another type": _every_run(lambda run, _: _FLOAT32_SCALAR not in run["kinds"]),
+        "another dtype": _every_run(lambda run, _: "float32" not in run["dtypes"]),
         "one step a call": _every_run(lambda run, asked: run["steps"] == [1, 2]),
         "to the end of the data": _every_run(lambda run, asked: run["steps"][0] == run["steps"][1] > 2 * asked),
         "one step too many": _every_run(lambda run, asked: run["steps"] == [asked + 1, 2 * asked + 2]),

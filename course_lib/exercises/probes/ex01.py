@@ -218,10 +218,10 @@ def _two_calls(make_multi_step, steps_per_call, batches):
     seen = []
     for _ in range(2):
         loss = multi_step(iterator)
-        kind = f"{loss.dtype.name} of shape {tuple(loss.shape)}" if tf.is_tensor(loss) else ""
-        seen.append([float(loss), kind, int(steps), float(total), len(python_runs)])
+        dtype = loss.dtype.name if tf.is_tensor(loss) else ""
+        seen.append([float(loss), dtype, int(steps), float(total), len(python_runs)])
     in_python, left = len(pulled), sum(1 for _ in iterator)
-    keys = ("losses", "kinds", "steps", "totals", "python_runs")
+    keys = ("losses", "dtypes", "steps", "totals", "python_runs")
     return {
         **dict(zip(keys, map(list, zip(*seen)))),
         "batches_left": left,
