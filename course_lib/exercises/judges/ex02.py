@@ -51,20 +51,15 @@ def _numbers(array):
     return f"[{', '.join(f'{number:g}' for number in array)}]"
 
 
-def _as_received(buffers):
-    """Each worker's chunk where the network doubles what it carries: farther buffers have been doubled more often."""
-    workers, chunks = len(buffers), [np.split(buffer, len(buffers)) for buffer in buffers]
-    return [
-        sum(2**hops * chunks[(worker - hops) % workers][worker] for hops in range(workers)) for worker in range(workers)
-    ]
-
-
-def _made_of_messages(ring, buffers):
-    wanted = _as_received(buffers)
-    if [np.shape(chunk) for chunk in ring["doubled"]] != [chunk.shape for chunk in wanted]:
-        return "with a network that doubles every number the chunks have other shapes"
-    wrong = _wrong_chunks(ring["doubled"], wanted)
-    return f"worker {wrong[0]}'s chunk is not its own part plus what the network brought to it" if wrong else None
+def _made_of_own(ring, buffers):
+    """A worker whose own buffer and messages stay the same returns and sends the same, whatever the others hold."""
+    looked_at = zip(ring["chunks"], ring["among_others"], ring["sends_the_same"], strict=True)
+    for worker, (chunk, again, sends_the_same) in enumerate(looked_at):
+        if not np.array_equal(chunk, again):
+            return f"worker {worker}'s chunk changes with what the other workers hold, even where it receives the same"
+        if not sends_the_same:
+            return f"what worker {worker} sends changes with what the others hold, even where it receives the same"
+    return None
 
 
 def _few_bytes(ring, buffers):
@@ -89,16 +84,22 @@ def _every_ring(fits):
     return lambda answers, seed: all(fits(ring, len(ring["sent_bytes"])) for ring in answers["rings"])
 
 
-def _read_elsewhere(answers, seed):
-    """Right chunks, right messages, and yet not made of them."""
-    targets = (_chunks_complete, _few_bytes, _few_rounds, _to_the_right)
-    met = all(_on_each_ring(problem)(answers, seed) is True for problem in targets)
-    return met and _on_each_ring(_made_of_messages)(answers, seed) is not True
+def _read_elsewhere(sends_the_same):
+    """Recognise right chunks and messages that are not made of own buffers and messages: what is returned, or sent."""
+    right = (_chunks_complete, _few_bytes, _few_rounds, _to_the_right)
+
+    def recognise(answers, seed):
+        met = all(_on_each_ring(problem)(answers, seed) is True for problem in right)
+        same = all(all(ring["sends_the_same"]) for ring in answers["rings"])
+        return met and same == sends_the_same and _on_each_ring(_made_of_own)(answers, seed) is not True
+
+    return recognise
 
 
 _RING = {
-    **dict.fromkeys(("chunks", "doubled"), [forms.array]),
+    **dict.fromkeys(("chunks", "among_others"), [forms.array]),
     **dict.fromkeys(("sent_bytes", "hops"), [forms.size]),
+    "sends_the_same": [forms.flag],
     "rounds": forms.size,
 }
 REDUCE_SCATTER = question(
@@ -112,10 +113,11 @@ REDUCE_SCATTER = question(
         Target("every worker sends (N-1)/N of its buffer's bytes", _on_each_ring(_few_bytes)),
         Target("N-1 rounds", _on_each_ring(_few_rounds)),
         Target("every message goes one worker to the right", _on_each_ring(_to_the_right)),
-        Target("a worker uses its own buffer and what it received, nothing else", _on_each_ring(_made_of_messages)),
+        Target("a worker uses its own buffer and what it received, nothing else", _on_each_ring(_made_of_own)),
     ),
     recognise={
-        "another worker's memory": _read_elsewhere,
+        "another worker's memory": _read_elsewhere(sends_the_same=True),
+        "received, not used": _read_elsewhere(sends_the_same=False),
         "one message a round": _every_ring(lambda ring, workers: ring["rounds"] == workers * (workers - 1)),
         "sent to the left": _every_ring(lambda ring, workers: ring["hops"] == [workers - 1]),
         "straight to the owner": _every_ring(

@@ -23,21 +23,43 @@ LARGEST_FORWARD = 2048  # test examples that q6 is judged on, at most
 
 
 def rings(seed: int) -> list[list[np.ndarray]]:
-    """Workers' float32 buffers (n,): a tiny ring of whole numbers, and a drawn one of quarters; the workers divide n.
+    """Workers' float32 buffers (n,): a tiny ring of whole numbers, a drawn one of quarters, and the smallest there is.
 
-    Quarters add up exactly, in any order.
+    Quarters add up exactly, in any order. The workers divide n.
     """
     rng = np.random.default_rng(seed)
     workers, chunk = int(rng.integers(4, 7)), int(rng.integers(2, 6))
     tiny = [np.arange(1, 7, dtype="float32") * scale for scale in (1, 10, 100)]
-    return [tiny, [rng.integers(1, 200, workers * chunk).astype("float32") / 4 for _ in range(workers)]]
+    sizes = [workers * chunk] * workers, [2, 2]
+    return [tiny, *([rng.integers(1, 200, size).astype("float32") / 4 for size in ring] for ring in sizes)]
 
 
-class DoublingNetwork(Network):
-    """Carries twice the numbers, so that a result shows how often each part of it was sent."""
+class KeepingNetwork(Network):
+    """Keeps what it carries, and brings one worker what an earlier network brought it.
+
+    carried  by round, source and target
+    """
+
+    def __init__(self, workers: int, worker: int | None = None, earlier: dict | None = None):
+        super().__init__(workers)
+        self.worker, self.earlier, self.carried = worker, earlier, {}
 
     def exchange(self, transfers):
-        return [2 * array for array in super().exchange(transfers)]
+        ways = [(self.rounds, source, target) for source, target, _ in transfers]
+        received = super().exchange(transfers)
+        self.carried |= {way: array.copy() for way, array in zip(ways, received)}
+        return [
+            self.earlier[way].copy() if way[-1] == self.worker and way in self.earlier else array
+            for way, array in zip(ways, received)
+        ]
+
+    def sent_by(self, worker: int) -> dict:
+        """What a worker sent, by round and target, as shape and bytes."""
+        return {
+            (number, target): (array.shape, array.dtype.str, array.tobytes())
+            for (number, source, target), array in self.carried.items()
+            if source == worker
+        }
 
 
 def linear_problem(seed: int, replicas: int) -> tuple[np.ndarray, float, list[list[tuple[np.ndarray, np.ndarray]]]]:
@@ -99,23 +121,31 @@ def links(seed: int) -> list[tuple[int, int, float, float]]:
 
 
 def probe_reduce_scatter(names, seed):
-    """The learner's chunks and what the network saw, on each ring; and the chunks when a network doubles numbers."""
+    """On each ring the learner's chunks, what the network saw, and a worker's again where others hold other numbers."""
     return {"rings": [_reduced(names["reduce_scatter"], buffers) for buffers in rings(seed)]}
 
 
 def _reduced(reduce_scatter, buffers):
-    network, doubling = Network(len(buffers)), DoublingNetwork(len(buffers))
-    chunks, doubled = (
-        [np.asarray(chunk) for chunk in reduce_scatter([buffer.copy() for buffer in buffers], each)]
-        for each in (network, doubling)
-    )
+    network = KeepingNetwork(len(buffers))
+    chunks = _chunks(reduce_scatter, buffers, network)
+    among_others, sends_the_same = [], []
+    for worker, own in enumerate(buffers):
+        again = KeepingNetwork(len(buffers), worker, network.carried)
+        others = [own if place == worker else 2 * buffer + 1 for place, buffer in enumerate(buffers)]
+        among_others.append(_chunks(reduce_scatter, others, again)[worker])
+        sends_the_same.append(again.sent_by(worker) == network.sent_by(worker))
     return {
         "chunks": chunks,
-        "doubled": doubled,
+        "among_others": among_others,
+        "sends_the_same": sends_the_same,
         "sent_bytes": [network.sent_bytes(worker) for worker in range(len(buffers))],
         "hops": sorted({(message.target - message.source) % len(buffers) for message in network.messages}),
         "rounds": network.rounds,
     }
+
+
+def _chunks(reduce_scatter, buffers, network):
+    return [np.asarray(chunk) for chunk in reduce_scatter([buffer.copy() for buffer in buffers], network)]
 
 
 def probe_replica_step(names, seed):
