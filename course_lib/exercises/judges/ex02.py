@@ -169,9 +169,20 @@ def _weights_exact(answers, seed):
     )
 
 
+def _losses_of(answers, seed):
+    """The global batch's mean squared error in each step, for the weights that the replicas began it with."""
+    start, _, steps = probes.linear_problem(seed, len(answers["weights"][0]))
+    began, losses = ([start] * len(steps[0]), answers["weights"][0]), []
+    for weights, shards in zip(began, steps, strict=True):
+        errors = [x @ np.asarray(own, "float64") - y for own, (x, y) in zip(weights, shards, strict=True)]
+        losses.append(np.mean(np.concatenate(errors) ** 2))
+    return np.array(losses)
+
+
 def _loss_exact(answers, seed):
-    _, wanted = _linear_run(answers, seed)
-    even, uneven = np.abs(np.array(answers["losses"]) / wanted - 1)
+    if answers["axes_of_a_loss"]:
+        return "a part of yours is an array with axes, and a scalar is asked for"
+    even, uneven = np.abs(np.array(answers["losses"]) / _losses_of(answers, seed) - 1)
     return bool(max(even, uneven) <= FLOAT32) or (
         f"the sum of your replicas' losses is off by {100 * even:,.3g}% in the even step, "
         f"by {100 * uneven:,.3g}% in the uneven one"
@@ -195,6 +206,10 @@ def _mean(rows, all_rows, replicas):
 
 def _n_times(rows, all_rows, replicas):
     return replicas / all_rows
+
+
+def _n_fourths(rows, all_rows, replicas):
+    return replicas / 4 / all_rows
 
 
 def _fixed_rows(answers, seed):
@@ -234,7 +249,11 @@ REPLICA_STEP = question(
     title="One replica's part of a step",
     asks_for=("replica_step",),
     probe=probes.probe_replica_step,
-    form={"weights": (forms.each_replica(forms.array),) * 2, "losses": (forms.number,) * 2},
+    form={
+        "weights": (forms.each_replica(forms.array),) * 2,
+        "losses": (forms.number,) * 2,
+        "axes_of_a_loss": forms.size,
+    },
     targets=(
         Target("every replica's weights equal one device's to 0.001%, also with unequal shards", _weights_exact),
         Target("the replicas' losses add up to the mean over the global batch, to 0.001%", _loss_exact),
@@ -249,11 +268,17 @@ REPLICA_STEP = question(
         "half of the squares": _step_of(lambda rows, all_rows, replicas: 0.5 / all_rows),
         "N times": _step_of(_n_times, _n_times),
         "summed twice": _step_of(_n_times),
+        "the notebook's replicas": lambda answers, seed: any(
+            _step_of(gradient)(answers, seed)
+            for gradient in (_n_fourths, lambda rows, all_rows, replicas: 1 / rows / 4)
+        ),
+        "not a scalar": lambda answers, seed: answers["axes_of_a_loss"] > 0,
         "local mean returned": _step_of(_mean, lambda rows, all_rows, replicas: 1 / rows),
+        "mean of means returned": _step_of(_mean, lambda rows, all_rows, replicas: 1 / rows / replicas),
         "sum returned": _step_of(_mean, lambda rows, all_rows, replicas: 1),
         "global loss returned": _step_of(_mean, _n_times),
         "loss after the update": _after_the_update,
-        "numbers counted": _step_of(*[lambda rows, all_rows, replicas: 1 / (3 * all_rows)] * 2),
+        "numbers counted": _step_of(*[lambda rows, all_rows, replicas: 1 / (probes.FEATURES * all_rows)] * 2),
         "a fixed number of rows": _fixed_rows,
         "another length": _other_length,
     },

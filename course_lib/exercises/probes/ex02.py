@@ -18,6 +18,8 @@ from course_lib.exercises.probes.replicas import (
 from course_lib.exercises.probes.state import copies_of
 
 ALGORITHMS = ("naive", "tree", "ring")
+REPLICAS = 3  # of q2 and q3: fewer than the notebook's four, so that no fixed number of replicas is right
+FEATURES = 5  # of q2's rows, another number than of replicas
 GLOBAL_BATCH = 128  # q6
 LARGEST_FORWARD = 2048  # test examples that q6 is judged on, at most
 
@@ -63,17 +65,17 @@ class KeepingNetwork(Network):
 
 
 def linear_problem(seed: int, replicas: int) -> tuple[np.ndarray, float, list[list[tuple[np.ndarray, np.ndarray]]]]:
-    """Weights (3, 1), a learning rate, and two steps of shards (x (local, 3), y (local, 1)): even, then uneven.
+    """Weights (5, 1), a learning rate, and two steps of shards (x (local, 5), y (local, 1)): even, then uneven.
 
     The two global batches have different sizes, so that no fixed number of rows is right for both.
     """
     rng = np.random.default_rng(seed)
     uneven = [int(rng.integers(3, 6))] * (replicas - 1) + [1]
     steps = [
-        [(rng.normal(size=(rows, 3)).astype("float32"), rng.normal(size=(rows, 1)).astype("float32")) for rows in sizes]
+        [tuple(rng.normal(size=(rows, columns)).astype("float32") for columns in (FEATURES, 1)) for rows in sizes]
         for sizes in ([6] * replicas, uneven)
     ]
-    return rng.normal(size=(3, 1)).astype("float32"), 0.05, steps
+    return rng.normal(size=(FEATURES, 1)).astype("float32"), 0.05, steps
 
 
 def local_batch(seed: int) -> int:
@@ -152,21 +154,22 @@ def probe_replica_step(names, seed):
     """Weights on every replica and the summed loss after each of an even and an uneven step of a linear model."""
     import keras
 
-    strategy = mirrored_strategy()
+    strategy = mirrored_strategy(REPLICAS)
     weights, rate, steps = linear_problem(seed, strategy.num_replicas_in_sync)
     with strategy.scope():
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, use_bias=False)])
+        model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(1, use_bias=False)])
         optimizer = keras.optimizers.SGD(rate)
         optimizer.build(model.trainable_variables)
     model.set_weights([weights])
 
     step = on_replicas(strategy, names["replica_step"])
-    losses, copies = [], []
+    losses, copies, axes = [], [], []
     for shards in steps:
-        parts = step(args=(model, optimizer, *per_replica(strategy, shards)))
-        losses.append(float(sum(local_arrays(strategy, parts))))
+        parts = local_arrays(strategy, step(args=(model, optimizer, *per_replica(strategy, shards))))
+        losses.append(float(sum(part.sum() for part in parts)))
+        axes += [part.ndim for part in parts]
         copies.append(copies_of(strategy, model.trainable_variables[0]))
-    return {"weights": copies, "losses": losses}
+    return {"weights": copies, "losses": losses, "axes_of_a_loss": max(axes)}
 
 
 def probe_prepare(names, seed):
