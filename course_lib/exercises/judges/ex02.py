@@ -1,4 +1,4 @@
-"""Exercise 02: a ring's first half, exact replicas, replicated state, a whole run.
+"""Exercise 02: a ring's first half, exact replicas, predictions, a whole run; q3 is in ex02_prepare.
 
 Needs NumPy; TensorFlow to compare an answer with known mistakes.
 """
@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from course_lib.exercises.judges import forms, question_maker
+from course_lib.exercises.judges.ex02_prepare import PREPARE
 from course_lib.exercises.judges.stops import outside_the_scope, stopped_by
 from course_lib.exercises.probes import ex02 as probes
 from course_lib.exercises.question import Target
@@ -285,107 +286,6 @@ REPLICA_STEP = question(
 )
 
 
-def _replicated(copies, what, replicas):
-    fewest = min(copies)
-    return fewest == replicas or f"{what} has {fewest} {'copy' if fewest == 1 else 'copies'}"
-
-
-def _model_replicated(answers, seed):
-    return _replicated(answers["model_copies"], "a weight of yours", answers["replicas"])
-
-
-def _optimizer_replicated(answers, seed):
-    if not answers["optimizer_built"]:
-        return "the optimizer has no momentum variables yet"
-    return _replicated(answers["optimizer_copies"], "an optimizer variable", answers["replicas"])
-
-
-def _rows_divided(answers, seed):
-    local, replicas, shapes = probes.local_batch(seed), answers["replicas"], answers["first_shapes"]
-    return shapes == [[local, 3]] * replicas or (
-        f"with a global batch of {local * replicas} on {replicas} replicas, the first step brings x of shape "
-        + ", ".join(f"({', '.join(map(str, shape))})" for shape in shapes)
-    )
-
-
-def _every_example(answers, seed):
-    wanted = probes.rows(seed, probes.examples_of(seed, answers["replicas"]))
-    got = answers["examples"]
-    if len(got) > 2 * len(wanted):
-        return "your data set does not end with its epoch: more than 2 epochs were read"
-    if len(got) != len(wanted):
-        return f"of {len(wanted)} examples, {len(got)} arrive as rows of a batch"
-    return sorted(map(tuple, got)) == sorted(map(tuple, wanted)) or "they arrive with other values, or not once each"
-
-
-def _model_outside(answers, seed):
-    if "stopped" in answers:  # building the optimizer for such a model under the scope fails with these words
-        return "only be passed a variable created in this tf.distribute.Strategy.scope()" in answers["stopped"]["error"]
-    return min(answers["model_copies"]) == 1 < answers["replicas"]
-
-
-def _other_numbers(answers, seed):
-    """As many rows as there are examples, and none of them is one."""
-    wanted = probes.rows(seed, probes.examples_of(seed, answers["replicas"]))
-    got = {tuple(row) for row in answers["examples"]}
-    return len(answers["examples"]) == len(wanted) and not got & {*map(tuple, wanted)}
-
-
-def _one_in_n(answers, seed):
-    examples, replicas = probes.examples_of(seed, answers["replicas"]), answers["replicas"]
-    return len(answers["examples"]) in (examples // replicas, math.ceil(examples / replicas))
-
-
-def _epochs(answers, seed):
-    return len(answers["examples"]) / probes.examples_of(seed, answers["replicas"])
-
-
-_PREPARED = {
-    "replicas": forms.replicas,
-    **dict.fromkeys(("model_copies", "optimizer_copies"), [forms.count]),
-    "optimizer_built": forms.flag,
-    "first_shapes": [[forms.size]],
-    "examples": [forms.array],
-}
-PREPARE = question(
-    name="q3",
-    title="Everything in its scope",
-    asks_for=("prepare",),
-    probe=probes.probe_prepare,
-    form=_PREPARED,
-    targets=(
-        Target("every weight has one copy per replica", _model_replicated),
-        Target("every optimizer variable has one copy per replica, and the optimizer is built", _optimizer_replicated),
-        Target("a step brings every replica global_batch / N rows", _rows_divided),
-        Target("every example arrives once in an epoch, unchanged", _every_example),
-    ),
-    recognise={
-        "model outside": _model_outside,
-        "optimizer outside": lambda answers, seed: (
-            answers["optimizer_built"] and min(answers["optimizer_copies"]) == 1 < answers["replicas"]
-        ),
-        "optimizer not built": lambda answers, seed: not answers["optimizer_built"],
-        "global batch to each": lambda answers, seed: (
-            answers["first_shapes"] == [[probes.local_batch(seed) * answers["replicas"], 3]] * answers["replicas"]
-        ),
-        "divided twice": lambda answers, seed: (
-            sum(rows for rows, _ in answers["first_shapes"]) == probes.local_batch(seed)
-        ),
-        "never ends": lambda answers, seed: _epochs(answers, seed) > 2,
-        "more than an epoch": lambda answers, seed: 1 < _epochs(answers, seed) <= 2,
-        "not distributed": lambda answers, seed: len(answers["first_shapes"]) == 1 < answers["replicas"],
-        "not batched": lambda answers, seed: all(len(shape) == 1 for shape in answers["first_shapes"]),
-        "last batch dropped": lambda answers, seed: (
-            len(answers["examples"]) == (4 * probes.local_batch(seed) * answers["replicas"])
-        ),
-        "the picture's batch": lambda answers, seed: sum(rows for rows, _ in answers["first_shapes"]) == 64,
-        "one example in N": _one_in_n,
-        "other numbers": _other_numbers,
-        "another order": stopped_by("TypeError: 'SGD' object is not iterable"),
-    },
-)
-
-
 def _rates_where(chosen):
     """A target: the rates of the cases of which chosen(step, warmup_steps) holds."""
 
@@ -394,10 +294,9 @@ def _rates_where(chosen):
             (step, one, replicas, warmup), wanted = case, _rate(*case)
             if chosen(step, warmup) and not math.isclose(rate, wanted, rel_tol=1e-6):
                 if warmup < 10:
-                    return (
-                        f"learning_rate({step}, {one:g}, {replicas}, {warmup}) gives {rate:.4g}, {wanted:g} is wanted"
-                    )
-                said = f"{rate / one:.3g} times the one-device rate"
+                    said = "divides by zero" if math.isnan(rate) else f"gives {rate:.4g}"
+                    return f"learning_rate({step}, {one:g}, {replicas}, {warmup}) {said}, and {wanted:g} is wanted"
+                said = f"{rate / one:.7g} times the one-device rate"
                 return f"at step {step} of a warm-up of {warmup}, {replicas} replicas, yours is {said}"
         return True
 
@@ -418,16 +317,23 @@ def _curved(answers, seed):
 
 
 def _rates_are(*rates):
-    """Recognise the rates that one of these gives: rate(step, one_device_rate, replicas, warmup_steps)."""
-    return lambda answers, seed: any(
-        np.allclose(answers["rates"], [rate(*case) for case in probes.warm_ups(seed)], rtol=1e-6, atol=0)
-        for rate in rates
-    )
+    """Recognise the rates that one of these gives, except where the warm-up is one step, which some cannot divide by.
+
+    rates  rate(step, one_device_rate, replicas, warmup_steps)
+    """
+
+    def recognise(answers, seed):
+        cases, given = zip(
+            *[row for row in zip(probes.warm_ups(seed), answers["rates"], strict=True) if row[0][-1] > 1]
+        )
+        return any(np.allclose(given, [rate(*case) for case in cases], rtol=1e-6, atol=0) for rate in rates)
+
+    return recognise
 
 
-def _from_one(last):
-    """The rate where step + 1 of last(warmup_steps) steps of the warm-up are done."""
-    return lambda step, one, replicas, warmup: one + (replicas - 1) * one * min((step + 1) / last(warmup), 1)
+def _share(done):
+    """The rate with another share of the rise: done(step, warmup_steps) before it is limited to 1."""
+    return lambda step, one, replicas, warmup: one * (1 + (replicas - 1) * min(done(step, warmup), 1))
 
 
 def _falls_again(answers, seed):
@@ -444,14 +350,18 @@ LEARNING_RATE = question(
     title="Scale the learning rate, with a warm-up",
     asks_for=("learning_rate",),
     probe=probes.probe_learning_rate,
-    form={"rates": [forms.number]},
+    form={"rates": [forms.any_number]},
     targets=(
         Target("step 0 uses the one-device rate", _at_first),
         Target("in between the rate rises in a straight line", _in_between),
         Target("from warmup_steps on it is N times the one-device rate", _at_last),
     ),
     recognise={
-        "steps counted from 1": _rates_are(_from_one(lambda warmup: warmup), _from_one(lambda warmup: warmup + 1)),
+        "one step early": _rates_are(_share(lambda step, warmup: step / (warmup - 1))),
+        "steps counted from 1": _rates_are(
+            _share(lambda step, warmup: (step + 1) / warmup), _share(lambda step, warmup: (step + 1) / (warmup + 1))
+        ),
+        "full at the last step": _rates_are(_share(lambda step, warmup: step / warmup if step < warmup - 1 else 1)),
         "falls again": _falls_again,
         "rounded": _rates_are(*map(_rounded, range(1, 6))),
         "a factor": _rates_are(lambda step, one, replicas, warmup: _rate(step, 1, replicas, warmup)),
@@ -493,6 +403,16 @@ def _levels(*ways):
     return lambda answers, seed: any(fits(levels, answers, seed) for levels in ways)
 
 
+def _remembered(answers, seed):
+    """Every time is the right one of this link or of an earlier."""
+    links = probes.links(seed)
+    return all(
+        any(math.isclose(seconds, _seconds(name, *link), rel_tol=1e-6) for link in links[: place + 1])
+        for name in probes.ALGORITHMS
+        for place, seconds in enumerate(answers[name])
+    )
+
+
 def _half(answers, seed):
     """The time of one algorithm or more is half of the right one for every link, and right for the others."""
     times = {
@@ -514,6 +434,7 @@ ALL_REDUCE_SECONDS = question(
     ),
     recognise={
         "one way": _half,
+        "remembered": _remembered,
         "level not rounded up": _levels(math.floor, float, round, lambda levels: math.ceil(2 * levels) / 2),
         "natural logarithm": _levels(
             lambda levels: levels * math.log(2), lambda levels: math.ceil(levels * math.log(2))
@@ -541,7 +462,8 @@ def _logits(answers, seed):
 
 def _full_global_batches(answers, seed):
     return _steps_for_batch(answers, probes.GLOBAL_BATCH) or (
-        f"{answers['train_examples']:,} examples took {answers['steps_per_epoch']:g} steps an epoch"
+        f"{answers['train_examples']:,} examples took {answers['steps_per_epoch']:g} steps "
+        f"for each of your {len(answers['losses'])} losses"
     )
 
 
@@ -621,6 +543,9 @@ OWN_RUN = question(
             answers, probes.GLOBAL_BATCH // answers["wanted_replicas"]
         ),
         "examples held out": _some_held_out,
+        "a loss for each step": lambda answers, seed: (
+            answers["steps_per_epoch"] == 1 and answers["train_examples"] >= 2 * probes.GLOBAL_BATCH
+        ),
         "one epoch": lambda answers, seed: len(answers["losses"]) == 1,
         "tested on training data": lambda answers, seed: answers["leaked"] > 0.01,
         "a new split at each call": lambda answers, seed: answers["leaked"] <= 0.01 < answers["leaked_later"],
@@ -631,6 +556,7 @@ OWN_RUN = question(
         "history returned": stopped_by("object of type 'History' has no len()"),
         "one-hot labels": stopped_by("one class number for each is wanted"),
         "rising": _rises,
+        "too common a class": lambda answers, seed: answers["commonest"] > 0.8,
         "normalisation not settled": _not_settled,
     },
     takes_long=True,

@@ -1,7 +1,9 @@
-"""Probes of exercise 02: reduce-scatter, replicated steps and state, a whole run.
+"""Probes of exercise 02: reduce-scatter, replicated steps, predictions, a whole run.
 
-Needs NumPy; TensorFlow for q2, q3 and q6. The inputs are functions of the seed.
+Needs NumPy; TensorFlow for q2 and q6. The inputs are functions of the seed.
 """
+
+import math
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from course_lib.exercises.probes.replicas import (
 from course_lib.exercises.probes.state import copies_of
 
 ALGORITHMS = ("naive", "tree", "ring")
-REPLICAS = 3  # of q2 and q3: fewer than the notebook's four, so that no fixed number of replicas is right
+REPLICAS = 3  # of q2: fewer than the notebook's four, so that no fixed number of replicas is right
 FEATURES = 5  # of q2's rows, another number than of replicas
 GLOBAL_BATCH = 128  # q6
 LARGEST_FORWARD = 2048  # test examples that q6 is judged on, at most
@@ -78,24 +80,13 @@ def linear_problem(seed: int, replicas: int) -> tuple[np.ndarray, float, list[li
     return rng.normal(size=(FEATURES, 1)).astype("float32"), 0.05, steps
 
 
-def local_batch(seed: int) -> int:
-    """Rows that q3's replicas should each see in a step, never as many that a fixed number of the notebook's fits."""
-    return int(np.random.default_rng(seed).integers(5, 9))
-
-
-def examples_of(seed: int, replicas: int) -> int:
-    """How many examples q3 has: four global batches, and a short one."""
-    return 4 * local_batch(seed) * replicas + replicas + 1
-
-
-def rows(seed: int, count: int) -> np.ndarray:
-    """q3's examples: float32 (count, 3), no two rows alike."""
-    return np.random.default_rng(seed).normal(size=(count, 3)).astype("float32")
-
-
 def warm_ups(seed: int) -> list[tuple[int, float, int, int]]:
-    """(step, one_device_rate, replicas, warmup_steps): tiny ones, then before, at and after the end of a warm-up."""
-    tiny = [*((step, 1.0, 3, 4) for step in range(6)), (1, 1.0, 5, 2), (2, 1.0, 5, 2)]
+    """(step, one_device_rate, replicas, warmup_steps): tiny ones, then before, at and after the end of a warm-up.
+
+    Of the tiny ones some differ in one argument from (1, 1.0, 3, 4), and some have one replica or one step.
+    """
+    tiny = [*((step, 1.0, 3, 4) for step in range(6)), (1, 2.0, 3, 4), (1, 1.0, 5, 4), (1, 1.0, 3, 8)]
+    tiny += [(1, 1.0, 5, 2), (2, 1.0, 5, 2), (0, 1.0, 1, 2), (1, 1.0, 1, 2), (0, 1.0, 3, 1), (1, 1.0, 3, 1)]
     rng = np.random.default_rng(seed)
     rate, replicas, warmup = float(rng.uniform(0.01, 0.1)), int(rng.integers(2, 9)) * 4, int(rng.integers(5, 20)) * 10
     steps = (0, 1, warmup // 5, warmup // 2, warmup - 1, warmup, 3 * warmup)
@@ -103,11 +94,17 @@ def warm_ups(seed: int) -> list[tuple[int, float, int, int]]:
 
 
 def links(seed: int) -> list[tuple[int, int, float, float]]:
-    """(buffer_bytes, workers, latency_seconds, gigabits_per_second): tiny ones first, also with a power of two."""
+    """(buffer_bytes, workers, latency_seconds, gigabits_per_second): tiny ones first, also with a power of two.
+
+    Of the tiny ones some differ in one argument from the first.
+    """
     rng = np.random.default_rng(seed)
     tiny = [
         (1_000_000_000, 5, 1.0, 8.0),
         (1_000_000_000, 2, 1.0, 8.0),
+        (2_000_000_000, 5, 1.0, 8.0),
+        (1_000_000_000, 5, 0.5, 8.0),
+        (1_000_000_000, 5, 1.0, 16.0),
         (10, 4, 0.5, 8e-9),
         (1_000_000_000, 32, 0.25, 8.0),
     ]
@@ -172,42 +169,16 @@ def probe_replica_step(names, seed):
     return {"weights": copies, "losses": losses, "axes_of_a_loss": max(axes)}
 
 
-def probe_prepare(names, seed):
-    """How many replicas hold each variable, and how the examples reach them."""
-    import keras
-    import tensorflow as tf
-
-    strategy = mirrored_strategy()
-    replicas = strategy.num_replicas_in_sync
-    global_batch = local_batch(seed) * replicas
-    x = rows(seed, examples_of(seed, replicas))
-    examples = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
-    model, optimizer, batches = names["prepare"](
-        strategy,
-        lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]),
-        lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-        examples,
-        global_batch,
-    )
-    steps, read = [], 0
-    for features, _ in batches:
-        steps.append(local_arrays(strategy, features))
-        read += sum(shard.size for shard in steps[-1]) // 3
-        if read > 2 * len(x):  # it may never end
-            break
-    return {
-        "replicas": replicas,
-        "model_copies": [len(copies_of(strategy, variable)) for variable in model.weights],
-        "optimizer_copies": [len(copies_of(strategy, variable)) for variable in optimizer.variables],
-        "optimizer_built": len(optimizer.variables) > 2,  # more than its step count and learning rate
-        "first_shapes": [list(shard.shape) for shard in steps[0]],
-        "examples": [row for step in steps for shard in step for row in shard if row.shape == (3,)],
-    }
-
-
 def probe_learning_rate(names, seed):
-    """The learner's rates along a warm-up."""
-    return {"rates": [float(names["learning_rate"](*case)) for case in warm_ups(seed)]}
+    """The learner's rates along a warm-up; NaN where one divides by zero."""
+    return {"rates": [_rate(names["learning_rate"], case) for case in warm_ups(seed)]}
+
+
+def _rate(learning_rate, case):
+    try:
+        return float(learning_rate(*case))
+    except ZeroDivisionError:
+        return math.nan
 
 
 def probe_all_reduce_seconds(names, seed):
