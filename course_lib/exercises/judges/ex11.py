@@ -58,6 +58,7 @@ def _says(step, run, rate, missed):
         given = ", ".join(f"{name}={value}" for name, value in run.items())
         return f"rate_at({step}, {given}) gives {rate:.3g}, and {probes.SMALL_STEPS[step]} is wanted"
     setting = f"with {run['replicas']} replicas and {run['micro_batches']} micro-batches"
+    setting += "" if run["warmup_epochs"] else ", and no warm-up"
     return f"micro-step {step}, {setting}: yours is off by {missed:.2g} of the peak"
 
 
@@ -126,6 +127,26 @@ def _rest_kept(answers, seed):
     )
 
 
+def _whole_multiples(answers, seed):
+    """The peak is a whole multiple of base_rate, rounded down, to 0 or to 1 at least."""
+
+    def lengths(least):
+        def of(run):
+            factor, warmup, total = _lengths(run)
+            return max(least, math.floor(factor)), warmup, total
+
+        return of
+
+    return any(
+        np.allclose(
+            answers["rates"],
+            [_wanted_rate(*case, lengths=lengths(least)) for case in probes.rate_cases(seed)],
+            rtol=1e-4,
+        )
+        for least in (0, 1)
+    )
+
+
 def _update(step, run):
     return step // run["micro_batches"]
 
@@ -143,7 +164,9 @@ RATE = question(
     form={"rates": [forms.number]},
     targets=(
         Target("all micro-steps of a group have one rate", _one_rate_per_group),
-        Target("the warm-up rises from base_rate, right to 0.001% of the peak", _rates_in("warm-up")),
+        Target(
+            "the warm-up leads straight from base_rate to the peak, right to 0.001% of the peak", _rates_in("warm-up")
+        ),
         Target("after the warm-up the rate is the linear rule's, right to 0.001%", _at_the_peak),
         Target("then it falls as a half cosine to 0 at the end of the run, to 0.001% of the peak", _rates_in("decay")),
     ),
@@ -156,6 +179,7 @@ RATE = question(
         "no warm-up": _rates_are(warmup_epochs=0),
         "the rest kept": _rest_kept,
         "parts of updates": _changes_in_a_group,
+        "whole multiples": _whole_multiples,
     },
 )
 
@@ -334,7 +358,7 @@ def _efficiency_is(kind, efficiency):
                     if len(wanted) == 2:  # the one to be worked out by hand
                         said = f"efficiencies({times}, {warmup}) gives {own:.3g} for {replicas} replicas"
                         return f"{said}, and {wanted[replicas]:.3g} is wanted"
-                    return f"for {replicas} replicas yours is {own / wanted[replicas]:.4g} times the right one"
+                    return f"for {replicas} replicas yours is {own / wanted[replicas]:.7g} times the right one"
         return True
 
     return holds
@@ -406,7 +430,12 @@ SCALING = question(
     title="Efficiency, and what limits it",
     asks_for=("efficiencies", "bottleneck"),
     probe=probes.probe_scaling,
-    form={"found": [{"strong": _EFFICIENCIES, "weak": _EFFICIENCIES}], "parts": [forms.text], "gains": [forms.number]},
+    form={
+        "found": [{"strong": _EFFICIENCIES, "weak": _EFFICIENCIES}],
+        "lists_kept": forms.flag,
+        "parts": [forms.text],
+        "gains": [forms.number],
+    },
     targets=(
         Target(
             "strong efficiency, for every number of replicas, from medians without the warm-up",
@@ -416,6 +445,7 @@ SCALING = question(
             "weak efficiency, for every number of replicas, from medians without the warm-up",
             _efficiency_is("weak", _weak),
         ),
+        Target("the lists of times stay as they are", lambda answers, seed: answers["lists_kept"]),
         Target("the part that is worth making twice as fast", _names_the_limit),
         Target("how many times as fast the loop is then", _says_the_gain),
     ),
@@ -431,6 +461,7 @@ SCALING = question(
         "weak from the largest": _efficiencies_are(
             weak=lambda s, many, local, large: s[1, large] / s[many, many * local]
         ),
+        "lists changed": lambda answers, seed: not answers["lists_kept"],
         "seconds for gain": _gains_are(lambda before, after: after),
         "part of the time": _gains_are(lambda before, after: after / before),
         "gained share": lambda answers, seed: (

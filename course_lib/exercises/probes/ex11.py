@@ -96,11 +96,12 @@ SMALL_STEPS = {0: 0.1, 1: 0.1, 2: 0.15, 3: 0.15, 4: 0.2, 8: 0.1, 9: 0.1}  # of S
 def rate_cases(seed: int) -> list[tuple[int, dict]]:
     """q2's cases: a micro-step and the run that it belongs to; starts, ends and middles of warm-up and decay.
 
-    The first are of a run so small that its rates can be worked out by hand.
+    The first are of a run so small that its rates can be worked out by hand; of the last two runs one has no warm-up,
+    and an update of the other has fewer examples than base_batch.
     """
     rng = np.random.default_rng(seed)
     cases = [(step, SMALL_RUN) for step in SMALL_STEPS]
-    for _ in range(2):
+    for special in (None, None, "no warm-up", "a lower peak"):
         run = {
             "base_rate": float(rng.uniform(0.01, 0.1)),
             "base_batch": int(rng.choice([28, 44, 52])),  # divides no update's examples
@@ -108,9 +109,11 @@ def rate_cases(seed: int) -> list[tuple[int, dict]]:
             "replicas": int(rng.choice([2, 4, 8])),
             "micro_batches": int(rng.choice([3, 5])),  # never as many as replicas
             "epochs": int(rng.integers(8, 20)),
-            "warmup_epochs": int(rng.integers(2, 5)),
+            "warmup_epochs": 0 if special == "no warm-up" else int(rng.integers(2, 5)),
         }
         global_batch = run["local_batch"] * run["replicas"] * run["micro_batches"]
+        if special == "a lower peak":
+            run["base_batch"] = 2 * global_batch + 1
         per_epoch = int(rng.integers(7, 30))
         run["examples"] = per_epoch * global_batch + int(rng.integers(global_batch // 2, global_batch))
         warmup, total, k = per_epoch * run["warmup_epochs"], per_epoch * run["epochs"], run["micro_batches"]
@@ -124,7 +127,7 @@ def rate_cases(seed: int) -> list[tuple[int, dict]]:
             k * (warmup + total) // 2,
             k * total - 1,
         )
-        cases += [(int(step), run) for step in steps]
+        cases += [(int(step), run) for step in steps if step >= 0]
     return cases
 
 
@@ -218,16 +221,24 @@ def _accuracy(logits, labels) -> float:
 def benchmarks(seed: int) -> list[tuple[dict[tuple[int, int], list[float]], int]]:
     """q5's (times, warm-up steps): one to be worked out by hand, and two drawn ones in an order of their own.
 
-    They have an even number of other steps and an odd one, and other numbers of replicas.
+    They have an even number of other steps and an odd one, other numbers of replicas, and on the most replicas a batch
+    more, of which no efficiency is asked. In the last one the most replicas are better than ideal, and some of the
+    first steps are the quickest.
     """
     rng = np.random.default_rng(seed)
     by_hand = {(2, 8): [9.0, 5.0, 5.0, 5.0, 5.0], (1, 4): [9.0, 2.0, 4.0, 4.0, 2.0], (1, 8): [9.0, 4.0, 4.0, 4.0, 4.0]}
     cases = [(by_hand, 1)]
     for place, left_out in enumerate(rng.choice([2, 4, 8], size=2, replace=False)):
-        times = [case for case in measured(seed + place).items() if case[0][0] != left_out]
-        times = {case: steps[: -place or None] for case, steps in shuffled(rng, times)}
-        slow = int(rng.integers(1, 3))  # more steps that trace and compile
-        cases.append(({case: steps[:1] * slow + steps for case, steps in times.items()}, WARMUP + slow))
+        times = {case: steps for case, steps in measured(seed + place).items() if case[0] != left_out}
+        most, local = max(times)[0], min(batch for _, batch in times)
+        times[most, 2 * local] = [0.8 * seconds for seconds in times[most, most * local]]
+        if place:
+            times |= {case: [0.1 * seconds for seconds in steps] for case, steps in times.items() if case[0] == most}
+        times = {case: steps[: -place or None] for case, steps in shuffled(rng, [*times.items()])}
+        more = int(rng.integers(1, 3))  # steps at the beginning
+        first = {case: min(steps) / 2 if place else steps[0] for case, steps in times.items()}
+        times = {case: steps[:WARMUP] + [first[case]] * more + steps[WARMUP:] for case, steps in times.items()}
+        cases.append((times, WARMUP + more))
     return cases
 
 
@@ -242,9 +253,12 @@ def loops_to_judge(seed: int) -> list[dict[str, float]]:
 
 def probe_scaling(names, seed):
     """The learner's efficiencies for each benchmark, by replicas in order, and the limits of the loops."""
-    found = []
+    found, kept = [], []
     for times, warmup in benchmarks(seed):
-        own = names["efficiencies"]({case: list(steps) for case, steps in times.items()}, warmup)
+        given = {case: list(steps) for case, steps in times.items()}
+        own = names["efficiencies"](given, warmup)
+        kept.append(given == times)
         found.append({kind: [[int(r), float(own[kind][r])] for r in sorted(own[kind])] for kind in ("strong", "weak")})
     limits = [names["bottleneck"](dict(parts)) for parts in loops_to_judge(seed)]
-    return {"found": found, "parts": [str(part) for part, _ in limits], "gains": [float(gain) for _, gain in limits]}
+    parts, gains = [str(part) for part, _ in limits], [float(gain) for _, gain in limits]
+    return {"found": found, "lists_kept": all(kept), "parts": parts, "gains": gains}
