@@ -10,7 +10,7 @@ class Trainer:
     sums, added        (4,), the present group's gradients, and how many were added
     updates            so far; the learning rate falls with them
     position           of the next micro-batch, counted over all epochs
-    generator          NumPy's, draws the noise; a new process has a new one
+    generator          NumPy's, draws the noise; a new process has a new one, and its number, `process`, decides which
     """
 
     MICRO_BATCH, GROUP, ROWS = 4, 3, 48

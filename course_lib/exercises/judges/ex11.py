@@ -14,6 +14,7 @@ from course_lib.exercises.judges.ex11_input import INPUT
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.judges.stops import outside_the_scope, stopped_by
 from course_lib.exercises.probes import ex11 as probes
+from course_lib.exercises.probes import ex11_resume
 from course_lib.exercises.question import Target
 
 question = question_maker.of("11_capstone")
@@ -21,6 +22,7 @@ FLOAT64 = 1e-5  # relative: float64 throughout; its rounding is far smaller
 FLOAT32 = 1e-5  # of the peak: near its end a cosine in float32 has few digits left
 FLOOR, BUDGET = 0.97, 700  # of q4: test accuracy, updates
 PLAIN_EFFICIENCY = 1e-6  # relative: a median and two divisions
+CHANGED = ("the saved run's training", "another save", "a restore, or the run after it,")  # what q3's probe looks after
 
 
 # q2: a rate in updates
@@ -188,8 +190,8 @@ RATE = question(
 
 
 def _undisturbed(seed, before):
-    trainer = Trainer(seed)
-    losses = [trainer.step() for _ in range(before + probes.AFTER)]
+    trainer = Trainer(seed, ex11_resume.SAVED_AS)
+    losses = [trainer.step() for _ in range(before + ex11_resume.AFTER)]
     return losses[before:], trainer
 
 
@@ -201,7 +203,7 @@ def _off_at(got, wanted):
 
 def _same_losses(which, said):
     def holds(answers, seed):
-        for before, answer in zip(probes.kills(seed), answers["kills"], strict=True):
+        for before, answer in zip(ex11_resume.kills(seed), answers["kills"], strict=True):
             wanted, _ = _undisturbed(seed, before)
             if at := _off_at(answer[which], wanted):
                 return f"{said} after micro-batch {before}, its loss number {at} differs"
@@ -212,12 +214,12 @@ def _same_losses(which, said):
 
 def _off_by(answers, seed):
     """The largest distance of a resumed run's losses from the undisturbed one's, over the largest of these."""
-    wanted = [_undisturbed(seed, before)[0] for before in probes.kills(seed)]
+    wanted = [_undisturbed(seed, before)[0] for before in ex11_resume.kills(seed)]
     return max(np.abs(np.subtract(one["resumed"], own)).max() / max(own) for one, own in zip(answers["kills"], wanted))
 
 
 def _same_end(answers, seed):
-    for before, answer in zip(probes.kills(seed), answers["kills"], strict=True):
+    for before, answer in zip(ex11_resume.kills(seed), answers["kills"], strict=True):
         _, trainer = _undisturbed(seed, before)
         if answer["updates"] != trainer.updates:
             return f"it ends with {answer['updates']} updates, and the undisturbed run with {trainer.updates}"
@@ -226,25 +228,62 @@ def _same_end(answers, seed):
     return True
 
 
+def _goes_on(answers, seed):
+    """The trainer that restore was given, which it returned, has the undisturbed run's losses."""
+    if _another_trainer(answers, seed):
+        return "restore returns another trainer than the one that it was given"
+    return _same_losses("resumed", "resumed")(answers, seed)
+
+
+def _another_trainer(answers, seed):
+    return not all(answer["itself"] for answer in answers["kills"])
+
+
+def _first_change(answers):
+    """The first of CHANGED that changed something that was saved, or None."""
+    kept = [all(flags) for flags in zip(*(answer["kept"] for answer in answers["kills"]))]
+    return CHANGED[kept.index(False)] if False in kept else None
+
+
+def _stays(answers, seed):
+    by = _first_change(answers)
+    return not by or f"{by} changes what was saved"
+
+
+def _changed_by(which):
+    return lambda answers, seed: _first_change(answers) == CHANGED[which]
+
+
 RESUME = question(
     name="q3",
     title="A resume that loses nothing",
     asks_for=("save", "restore"),
-    probe=probes.probe_resume,
+    probe=ex11_resume.probe_resume,
     form={
         "kills": [
-            {"continued": [forms.number], "resumed": [forms.number], "weights": forms.array, "updates": forms.whole}
+            {
+                **dict.fromkeys(("continued", "resumed"), [forms.number]),
+                "weights": forms.array,
+                "updates": forms.whole,
+                "itself": forms.flag,
+                "kept": (forms.flag,) * len(CHANGED),
+            }
         ]
     },
     targets=(
-        Target(
-            f"the next {probes.AFTER} losses are the undisturbed run's, to 0.001%", _same_losses("resumed", "resumed")
-        ),
+        Target(f"the next {ex11_resume.AFTER} losses are the undisturbed run's, to 0.001%", _goes_on),
         Target("so are the weights, and the number of updates, at the end", _same_end),
         Target("the saved run goes on undisturbed", _same_losses("continued", "saved")),
+        Target("what was saved stays as it is, whatever is trained, saved or restored later", _stays),
     ),
     recognise={
+        "array of objects": stopped_by("it holds an array of objects"),
         "not plain": stopped_by("what save returns cannot be written to a file"),
+        "left in the process": stopped_by("restore works in the process that saved"),
+        "not copied": _changed_by(0),
+        "the same dict at each save": _changed_by(1),
+        "changed by a restore": _changed_by(2),
+        "another trainer": _another_trainer,
         "digits lost": lambda answers, seed: FLOAT64 < _off_by(answers, seed) < 0.01,
         "saving disturbs": lambda answers, seed: _same_losses("continued", "saved")(answers, seed) is not True,
     },

@@ -1,16 +1,12 @@
-"""Probes of exercise 11: a replica's input, a rate in updates, a resume, a whole run, efficiencies.
+"""Probes of exercise 11: a replica's input, a rate in updates, a whole run, efficiencies; q3 is in ex11_resume.
 
 Needs NumPy; TensorFlow for q4. The inputs are functions of the seed.
 """
-
-import copy
-import json
 
 import numpy as np
 
 from course_lib.exercises.ask import Stopped
 from course_lib.exercises.given.capstone_cases import PARTS, WARMUP, digits_case, loops, measured
-from course_lib.exercises.given.trainer import Trainer
 from course_lib.exercises.probes.cases import shuffled
 from course_lib.exercises.probes.replicas import are_identical, counted_runs, mirrored_strategy
 from course_lib.exercises.probes.salted_hash import alike_in_processes
@@ -19,7 +15,6 @@ from course_lib.exercises.probes.state import copies_of
 EPOCHS = ((0, True), (1, True), (0, True), (0, False))  # of q1: (epoch, training), one of them asked for again
 LATER = (*range(2, 13), 100, 256, 1000)  # epochs of training that q1's drawn case is asked for too
 MARK = 0.5  # what q1's augmentation adds to every pixel
-AFTER = 40  # micro-batches that q3's run goes on for
 
 
 # q1: a replica's input
@@ -134,49 +129,6 @@ def rate_cases(seed: int) -> list[tuple[int, dict]]:
 def probe_rates(names, seed):
     """The learner's rate for every case."""
     return {"rates": [float(names["rate_at"](step, **run)) for step, run in rate_cases(seed)]}
-
-
-# q3: a resume
-
-
-def kills(seed: int) -> list[int]:
-    """Micro-batches after which q3's runs are saved: the first, and some of the second epoch or the third.
-
-    Of these each place in a group is one: after its first micro-batch, its second and its last.
-    """
-    rng = np.random.default_rng(seed)
-    return [1, *(Trainer.GROUP * int(group) + 1 + place for place, group in enumerate(rng.integers(5, 11, size=3)))]
-
-
-def probe_resume(names, seed):
-    """Losses and state of the run that was saved and of the one that was resumed, after each kill."""
-    answers = []
-    for before in kills(seed):
-        saved_run = Trainer(seed)
-        for _ in range(before):
-            saved_run.step()
-        saved = names["save"](saved_run)
-        _require_plain(saved)
-        continued = [saved_run.step() for _ in range(AFTER)]
-        resumed_run = names["restore"](Trainer(seed, process=1), copy.deepcopy(saved))  # as if read from a file
-        resumed = [resumed_run.step() for _ in range(AFTER)]
-        weights, updates = np.array(resumed_run.weights), int(resumed_run.updates)
-        answers.append({"continued": continued, "resumed": resumed, "weights": weights, "updates": updates})
-    return {"kills": answers}
-
-
-def _require_plain(saved) -> None:
-    try:
-        json.dumps(saved, default=_numbers)
-    except (TypeError, ValueError):
-        line = "what save returns cannot be written to a file: use numbers, text, lists, dicts and NumPy arrays"
-        raise Stopped("raised", line, line) from None
-
-
-def _numbers(value) -> list | int | float:
-    if not isinstance(value, (np.ndarray, np.generic)) or value.dtype == object:
-        raise TypeError(type(value).__name__)
-    return value.tolist()
 
 
 # q4: a whole run
