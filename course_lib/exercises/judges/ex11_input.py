@@ -31,7 +31,7 @@ def _epochs(answers, seed):
     for case, epochs in zip(probes.input_cases(seed), answers["cases"], strict=True):
         for (_, training), epoch in zip(probes.EPOCHS, epochs, strict=True):
             yield case, training, epoch
-    for _, epoch in zip(probes.LATER, answers["later"], strict=True):
+    for _, epoch in zip(probes.later_epochs(seed), answers["later"], strict=True):
         yield probes.drawn_input(seed), True, epoch
 
 
@@ -68,19 +68,23 @@ def _order_by_epoch(answers, seed):
     first, _, again, test = answers["cases"][-1]
     if _rows_of(first) != _rows_of(again):
         return "epoch 0, asked for again, comes in another order"
-    if alike := _epochs_alike(answers):
+    if alike := _epochs_alike(answers, seed):
         return "epochs {} and {} come in the same order".format(*alike[0])
     return _in_order(test) or "in testing a replica's rows are not in the arrays' order"
 
 
-def _trained(answers):
+def _trained(answers, seed):
     """The last case's epochs of training, by their numbers."""
-    return {0: answers["cases"][-1][0], 1: answers["cases"][-1][1], **dict(zip(probes.LATER, answers["later"]))}
+    return {
+        0: answers["cases"][-1][0],
+        1: answers["cases"][-1][1],
+        **dict(zip(probes.later_epochs(seed), answers["later"])),
+    }
 
 
-def _epochs_alike(answers):
+def _epochs_alike(answers, seed):
     """The pairs of epochs, by their numbers, that come in the same order."""
-    orders = {epoch: _rows_of(rows) for epoch, rows in _trained(answers).items()}
+    orders = {epoch: _rows_of(rows) for epoch, rows in _trained(answers, seed).items()}
     return [pair for pair in itertools.combinations(orders, 2) if orders[pair[0]] == orders[pair[1]]]
 
 
@@ -118,16 +122,17 @@ def _own_keys(answers, seed):
             return f"{_setting(case)}: {len(_keys(first))} of {batches} local batches are augmented with a key"
         keys = _keys(first) + _keys(second)
         if shared := len(keys) - len(set(keys)):
-            return f"{_setting(case)}: {shared} local batches of two epochs share their key with another one"
-    keys = [key for epoch in _trained(answers).values() for key in _keys(epoch)]
+            return f"{_setting(case)}: in two epochs {shared} local batches have a key that was used before"
+    keys = [key for epoch in _trained(answers, seed).values() for key in _keys(epoch)]
     shared = len(keys) - len(set(keys))
-    return not shared or f"{_setting(case)}: in {len(probes.LATER) + 2} epochs {shared} local batches share a key"
+    epochs = len(probes.later_epochs(seed)) + 2
+    return not shared or f"{_setting(case)}: in {epochs} epochs {shared} local batches have a key that was used before"
 
 
 def _several_in_one(answers, seed):
     """Local batches share keys, and no two that do have two of epoch, replica and step in common."""
     sharing = False
-    for epochs in [_trained(answers), *({0: first, 1: second} for first, second, *_ in answers["cases"])]:
+    for epochs in [_trained(answers, seed), *({0: first, 1: second} for first, second, *_ in answers["cases"])]:
         groups = {}
         for epoch, of_epoch in epochs.items():
             for replica, own in enumerate(of_epoch["keys"]):
@@ -182,6 +187,28 @@ def _whole_batches(case, steps, rows):
         {len(step[replica]) for step in steps[:-1]} <= {case["global_batch"]}
         and len(steps[-1][replica]) <= case["global_batch"]
         for replica in range(case["replicas"])
+    )
+
+
+def _even_steps(case, steps, rows):
+    """Each row is on one replica, and the steps are of about the same size."""
+    count = math.ceil(case["rows"] / case["global_batch"])
+    totals = [sum(map(len, step)) for step in steps]
+    return sorted(rows) == [*range(case["rows"])] and totals == [
+        len(part) for part in np.array_split(np.arange(case["rows"]), count)
+    ]
+
+
+def _rows_of_other_data(answers, seed):
+    """All data have the first ones' order in training, or its rows are none of these data's."""
+    first, *others = probes.input_cases(seed)
+    if "stopped" in answers:
+        return stopped_by(f"out of bounds for axis 0 with size {first['rows']}")(answers, seed)
+    return all(
+        {*_rows_of(epoch)} == {*range(first["rows"])}
+        for epochs in answers["cases"]
+        for (_, training), epoch in zip(probes.EPOCHS, epochs, strict=True)
+        if training
     )
 
 
@@ -255,7 +282,7 @@ INPUT = question(
         Target("every image comes with its own label", _labels_fit),
         Target("the arrays that it is given stay as they are", _arrays_kept),
         Target("all training images are augmented, and no test image", _augmented_in_training_alone),
-        Target("no two local batches share a key, in any epoch", _own_keys),
+        Target("no two local batches share a key, of one epoch or of two", _own_keys),
     ),
     recognise={
         "hash of a text": stopped_by(SALTED),
@@ -273,11 +300,14 @@ INPUT = question(
         "labels left behind": lambda answers, seed: (
             _every_row_once(answers, seed) is True is not _labels_fit(answers, seed)
         ),
-        "never shuffled": _of_last(lambda first, second, *_: _in_order(first) and _in_order(second)),
-        "the same order in every epoch": lambda answers, seed: (
-            len(_epochs_alike(answers)) == math.comb(len(_trained(answers)), 2)
+        "rows of other data": _rows_of_other_data,
+        "never shuffled": lambda answers, seed: (
+            _every_row_once(answers, seed) is True and all(map(_in_order, answers["cases"][-1][:2]))
         ),
-        "an order that comes back": lambda answers, seed: bool(_epochs_alike(answers)),
+        "the same order in every epoch": lambda answers, seed: (
+            len(_epochs_alike(answers, seed)) == math.comb(len(_trained(answers, seed)), 2)
+        ),
+        "an order that comes back": lambda answers, seed: bool(_epochs_alike(answers, seed)),
         "arrays changed": lambda answers, seed: _arrays_kept(answers, seed) is not True,
         "shuffled in testing": lambda answers, seed: (
             _every_row_once(answers, seed) is True and not _in_order(answers["cases"][-1][-1])
@@ -292,6 +322,9 @@ INPUT = question(
         "keys that meet": _several_in_one,
         "a replica takes whole batches": _in_every_epoch(_whole_batches),
         "a step too many": _a_step_too_many,
+        "steps of one size": lambda answers, seed: (
+            _even_shares(answers, seed) is not True and _in_every_epoch(_even_steps)(answers, seed)
+        ),
         "last batch uneven": lambda answers, seed: (
             _even_shares(answers, seed) is not True and _in_every_epoch(_last_unevenly)(answers, seed)
         ),

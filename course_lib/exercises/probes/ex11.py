@@ -13,7 +13,6 @@ from course_lib.exercises.probes.salted_hash import alike_in_processes
 from course_lib.exercises.probes.state import copies_of
 
 EPOCHS = ((0, True), (1, True), (0, True), (0, False))  # of q1: (epoch, training), one of them asked for again
-LATER = (*range(2, 13), 100, 256, 1000)  # epochs of training that q1's drawn case is asked for too
 MARK = 0.5  # what q1's augmentation adds to every pixel
 
 
@@ -40,12 +39,17 @@ def drawn_input(seed: int) -> dict[str, int]:
     return {"replicas": replicas, "global_batch": global_batch, "rows": 3 * global_batch + last}
 
 
+def later_epochs(seed: int) -> tuple[int, ...]:
+    """Epochs of training that q1's drawn case is asked for too; after as many as rows, a rolled order comes back."""
+    return (*range(2, 13), drawn_input(seed)["rows"], 100, 256, 1000)
+
+
 def probe_batches(names, seed):
     """Who saw which rows in each case's epochs, with which keys they were augmented, and whether labels fit."""
     replica_batches, drawn = alike_in_processes(names["replica_batches"]), drawn_input(seed)
     return {
         "cases": [[_one_epoch(replica_batches, case, *epoch) for epoch in EPOCHS] for case in input_cases(seed)],
-        "later": [_one_epoch(replica_batches, drawn, epoch, True) for epoch in LATER],
+        "later": [_one_epoch(replica_batches, drawn, epoch, True) for epoch in later_epochs(seed)],
     }
 
 
