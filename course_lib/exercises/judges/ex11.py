@@ -332,7 +332,7 @@ RUN = question(
     points=2,
     targets=(
         Target("the model trains on all replicas, with identical copies of every trained weight", _on_all_replicas),
-        Target(f"at most {BUDGET} updates", _within_budget),
+        Target(f"at most {BUDGET} updates, of all optimizers", _within_budget),
         Target(f"at least {FLOOR:.0%} of the test images are right", _reaches_floor),
     ),
     recognise={

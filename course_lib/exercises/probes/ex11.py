@@ -8,6 +8,7 @@ import numpy as np
 from course_lib.exercises.ask import Stopped
 from course_lib.exercises.given.capstone_cases import PARTS, WARMUP, digits_case, loops, measured
 from course_lib.exercises.probes.cases import shuffled
+from course_lib.exercises.probes.counted_updates import counted_updates
 from course_lib.exercises.probes.replicas import are_identical, counted_runs, mirrored_strategy
 from course_lib.exercises.probes.salted_hash import alike_in_processes
 from course_lib.exercises.probes.state import copies_of
@@ -142,7 +143,7 @@ def probe_training(names, seed):
     """What q4's run leaves on the replicas, how many updates it took, and how many answers are right."""
     strategy = mirrored_strategy()
     (x, y), (test_x, test_y) = digits_case(seed)
-    with counted_runs(strategy) as runs:
+    with counted_runs(strategy) as runs, counted_updates() as updates:
         model = names["train"](strategy, x.copy(), y.copy())
     copies = [copies_of(strategy, variable) for variable in model.trainable_variables]
     logits = {name: _logits(model, images) for name, images in (("train", x), ("test", test_x))}
@@ -151,7 +152,7 @@ def probe_training(names, seed):
         "replicas": min(len(values) for values in copies),
         "ran_on_replicas": runs() > 0,
         "identical": are_identical(copies),
-        "updates": int(copies_of(strategy, model.optimizer.iterations)[0]),
+        "updates": max(updates(), int(copies_of(strategy, model.optimizer.iterations)[0])),
         "finite": bool(np.isfinite(logits["test"]).all()),
         "train_accuracy": _accuracy(logits["train"], y),
         "test_accuracy": _accuracy(logits["test"], test_y),
