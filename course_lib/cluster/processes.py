@@ -107,13 +107,16 @@ def marked(folder: str, task: str | None = None) -> list[psutil.Process]:
     return found
 
 
-def grouped(group: int) -> list[psutil.Process]:
-    """The processes of a group, whatever their environment; those that were killed too, until they are gone."""
-    found = []
+def left_of(group: int, folder: str, task: str) -> set[psutil.Process]:
+    """The processes of a task that has ended: its group, whatever their environment, and those that left the group.
+
+    One that was killed is there until it is gone.
+    """
+    found = set(marked(folder, task))
     for process in psutil.process_iter():
-        with suppress(ProcessLookupError):
+        with suppress(OSError):  # ended meanwhile
             if os.getpgid(process.pid) == group:
-                found.append(process)
+                found.add(process)
     return found
 
 

@@ -147,8 +147,7 @@ class Supervisor:
         ]
         task.code = await processes.ended(task.process)
         # A lost machine loses them all, and none is there when the next attempt starts.
-        group, folder = task.process.pid, str(self.folder)
-        processes.end_all(lambda: {*processes.grouped(group), *processes.marked(folder, task.name)})
+        processes.end_all(lambda: processes.left_of(task.process.pid, str(self.folder), task.name))
         await asyncio.wait(streams, timeout=LEAVING_SECONDS)
         task.channel.close()
         self.say(
