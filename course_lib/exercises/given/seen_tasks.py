@@ -6,6 +6,7 @@ import numpy as np
 
 USUAL = ("train_step", "train_step", "save", "train_step", "evaluate", "train_step", "save", "train_step", "train_step")
 OWN = {7: "summary", 8: "export", 9: "predict"}  # a call that is none of these, by their number
+NAMES = ("save", "evaluate", *OWN.values())  # which of them all tasks call, and which one alone, is drawn
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class SeenTask:
     joined  it made its strategy, or waits in it for the others
     calls   the collective calls that it entered, in order: ("train_step", "save")
     inside  it has not come back from the last of them
-    at      where a running task is that is in no call: "strategy", "input" or "own code"; else ""
+    at      where a running task is that is in no call: "strategy", where it waits for others to join, "input" or
+            "own code"; else ""
     """
 
     name: str
@@ -38,9 +40,15 @@ def seen_jobs(seed: int) -> list[list[SeenTask]]:
         for tasks in (3, 4, 5):
             place = {3: 0, 4: int(rng.integers(1, 3)), 5: 4}[tasks]
             length = int(rng.integers(7, len(USUAL) + 1))  # so that each name of USUAL is among the calls
-            others, odd = differs(rng, length)
+            others, odd = _renamed(rng, differs(rng, length))
             jobs.append([replace(odd if k == place else others, name=f"worker {k}") for k in range(tasks)])
     return jobs
+
+
+def _renamed(rng, job) -> list[SeenTask]:
+    """The same job with its calls' names changed about."""
+    to = dict(zip(NAMES, rng.permutation(NAMES).tolist()))
+    return [replace(one, calls=tuple(to.get(call, call) for call in one.calls)) for one in job]
 
 
 def _waiting(calls) -> SeenTask:
@@ -60,11 +68,13 @@ def _dead_too_soon(rng, length):
     return SeenTask("", at="strategy"), SeenTask("", state="ended", joined=False)
 
 
-def _dead(rng, length):
-    """In a call or between two."""
-    odd = SeenTask("", state="ended", calls=USUAL[: length - 1])
+def _dead_between_calls(rng, length):
+    return _waiting(USUAL[:length]), SeenTask("", state="ended", calls=USUAL[: length - 1])
+
+
+def _dead_in_a_call(rng, length):
     within = _waiting(USUAL[:length])
-    return within, odd if rng.random() < 0.5 else replace(within, state="ended")
+    return within, replace(within, state="ended")
 
 
 def _dead_in_its_own_call(rng, length):
@@ -137,6 +147,13 @@ def _computes(rng, length):
     return _waiting(USUAL[:length]), SeenTask("", calls=USUAL[: length - 1], at="own code")
 
 
-_WAYS = (_late, _back_too_soon, _dead_too_soon, _dead, _dead_in_its_own_call, _one_fewer, _in_its_own_call)
-_WAYS += (_came_back_from_its_own_call, _last_in_its_own_call, _swapped, _once_more, _left_out, _left_out_and_reads)
-_WAYS += (_reads, _computes, _another_first, _through_after_its_own_call, _twice_in_its_own_call)
+def _through_but_for_one(rng, length):
+    """It came back from its last call, too."""
+    odd = SeenTask("", calls=USUAL[:length], at=str(rng.choice(["own code", "input"])))
+    return replace(odd, state="returned", at=""), odd
+
+
+_WAYS = (_late, _back_too_soon, _dead_too_soon, _dead_between_calls, _dead_in_a_call, _dead_in_its_own_call)
+_WAYS += (_one_fewer, _in_its_own_call, _came_back_from_its_own_call, _last_in_its_own_call, _swapped, _once_more)
+_WAYS += (_left_out, _left_out_and_reads, _reads, _computes, _another_first, _through_after_its_own_call)
+_WAYS += (_twice_in_its_own_call, _through_but_for_one)

@@ -1,5 +1,7 @@
 """Exercise 12, q1: reports of jobs that stand still, read by rules. Needs NumPy."""
 
+from dataclasses import replace
+
 from course_lib.exercises.given.seen_tasks import seen_jobs
 from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.probes import ex12 as probes
@@ -8,19 +10,13 @@ from course_lib.exercises.question import Target
 question = question_maker.of("12_when_it_hangs")
 
 
-def _departs(one, others):
-    """Whether at some place its call is none of the others'."""
-    return any(
-        call not in {other.calls[place] for other in others if place < len(other.calls)}
-        for place, call in enumerate(one.calls)
-    )
-
-
 _RULES = {
     "lost": lambda one, others: one.state == "ended",
     "not started": lambda one, others: not one.joined,
     "entered alone": lambda one, others: not {*one.calls} <= {call for other in others for call in other.calls},
-    "other order": _departs,
+    "other order": lambda one, others: any(
+        own not in calls for own, *calls in zip(one.calls, *(other.calls for other in others))
+    ),
     "data ended": lambda one, others: one.state == "returned",
     "input": lambda one, others: one.at == "input",
     "own code": lambda one, others: one.at == "own code",
@@ -31,14 +27,26 @@ def _others(one, tasks):
     return [other for other in tasks if other is not one]
 
 
+def _odd(tasks):
+    """The task that differs."""
+    looks = [replace(one, name="") for one in tasks]
+    return next(one for one, look in zip(tasks, looks) if looks.count(look) == 1)
+
+
 def _cause(tasks):
     """(task, cause) by the rules of the question."""
+    one = _odd(tasks)
+    return one.name, next(cause for cause, fits in _RULES.items() if fits(one, _others(one, tasks)))
+
+
+def _rules_first(tasks):
+    """The first rule that fits any task."""
     fitting = ((one.name, cause) for cause, fits in _RULES.items() for one in tasks if fits(one, _others(one, tasks)))
     return next(fitting)
 
 
 def _tasks_first(tasks):
-    """The same, but a task that comes first is named before a rule that comes first."""
+    """The first task that any rule fits."""
     fitting = ((one.name, cause) for one in tasks for cause, fits in _RULES.items() if fits(one, _others(one, tasks)))
     return next(fitting)
 
@@ -76,10 +84,12 @@ def _right_cause(answers, seed):
 
 
 def _misread(due, *said):
-    """A recogniser: for a job with this cause the answer says one of the others."""
+    """A recogniser: for a job with this cause the answer names the right task, and says one of the others."""
 
     def recognise(answers, seed):
-        return any(wanted == due and cause in said for _, (_, cause), (_, wanted) in _jobs(answers, seed))
+        return any(
+            task == odd and wanted == due and cause in said for _, (task, cause), (odd, wanted) in _jobs(answers, seed)
+        )
 
     return recognise
 
@@ -94,7 +104,7 @@ def _wrong_where(due, differs):
         found = set()
         for job, said, wanted in _jobs(answers, seed):
             if wanted[1] == due:
-                (odd,) = (one for one in job if one.name == wanted[0])
+                odd = _odd(job)
                 found.add((differs(odd, _others(odd, job)[0]), tuple(said) != wanted))
         return (True, True) in found and not found & {(True, False), (False, True)}
 
@@ -131,6 +141,28 @@ def _who_waits_to_start(answers, seed):
     )
 
 
+def _as_the_first(answers, seed):
+    """It names the first task that is unlike worker 0."""
+    rows = [(task, wanted) for _, (task, _), (wanted, _) in _jobs(answers, seed)]
+    return all(task == ("worker 1" if wanted == "worker 0" else wanted) for task, wanted in rows)
+
+
+def _alone_with_others(answers, seed):
+    """It says entered alone of a task that is like another one."""
+    return any(
+        cause == "entered alone" and task != wanted and task in {one.name for one in job}
+        for job, (task, cause), (wanted, _) in _jobs(answers, seed)
+    )
+
+
+def _one_of_the_others(answers, seed):
+    """Where the others have returned, one of them is named."""
+    return any(
+        task != wanted and any(one.name == task and one.state == "returned" for one in job)
+        for job, (task, _), (wanted, _) in _jobs(answers, seed)
+    )
+
+
 def _by_tasks(answers, seed):
     return all(tuple(said) == _tasks_first(job) for job, said, _ in _jobs(answers, seed))
 
@@ -148,11 +180,15 @@ DIAGNOSE = question(
     form={"jobs": [(forms.text, forms.text)]},
     targets=(Target("the right task in all jobs", _right_task), Target("the right cause in all jobs", _right_cause)),
     recognise={
+        "first task is right": _as_the_first,
         "last calls alone": _wrong_where("other order", lambda odd, other: odd.calls[-1] == other.calls[-1]),
         "returned first": _wrong_where("other order", lambda odd, other: odd.state == "returned"),
         "differs from one": _first_departs,
         "nobody's own call": _order_before_alone,
         "who waits to start": _who_waits_to_start,
+        "names by heart": _misread("data ended", "entered alone"),
+        "counted against": _misread("other order", "entered alone"),
+        "missed by one": _alone_with_others,
         "lost comes first": _misread("lost", "not started", "entered alone"),
         "own call earlier": _wrong_where("entered alone", lambda odd, other: odd.calls[-1] in other.calls),
         "alone while inside": _wrong_where("entered alone", lambda odd, other: not odd.inside),
@@ -162,8 +198,13 @@ DIAGNOSE = question(
         "a call behind": lambda answers, seed: (
             _misread("input", "data ended")(answers, seed) or _misread("own code", "data ended")(answers, seed)
         ),
+        "rules before the task": _one_of_the_others,
         "one task after the other": _by_tasks,
         "a task left out": _leaves_out,
     },
-    wrong={"one task after the other": _tasks_first, "a task left out": lambda tasks: ("worker 1", _cause(tasks)[1])},
+    wrong={
+        "rules before the task": _rules_first,
+        "one task after the other": _tasks_first,
+        "a task left out": lambda tasks: ("worker 1", _cause(tasks)[1]),
+    },
 )
