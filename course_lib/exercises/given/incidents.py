@@ -11,11 +11,13 @@ MORE_KINDS = (*KINDS, "elk", "fox", "gnu", "hen")
 CLEAR = 1.001  # no loss is nearer to the threshold than this factor, so that rounding decides nothing
 
 
-def early_stop(seed: int) -> dict[str, object]:
+def early_stop(seed: int, steps: tuple[int, ...] = ()) -> dict[str, object]:
     """q2: (rows (n, 3), targets (n,)) for each worker, n not alike, and a threshold that their losses pass apart.
 
     The one's own loss falls below it first, then the loss of all rows, then the other's own. The mean of the two
     own losses does so at another step than each of these.
+
+    steps  the numbers of them after which the loss of all rows may fall below it; any where there are none
     """
     rng = np.random.default_rng(seed)
     while True:
@@ -31,7 +33,7 @@ def early_stop(seed: int) -> dict[str, object]:
         first, off = (both < threshold).argmax(axis=1), np.abs(np.log(both / threshold)).min()
         (early, late), mean, wanted = sorted(first[:WORKERS]), *first[WORKERS:]
         apart = min(wanted - early, late - wanted, abs(mean - wanted)) > 1 and mean not in (early, late)
-        if early > 3 and apart and off > np.log(CLEAR):
+        if early > 3 and apart and off > np.log(CLEAR) and (not steps or wanted in steps):
             return {"shards": _plain(shards), **_plain(settings), "threshold": threshold, "most_steps": 60}
 
 
@@ -50,13 +52,14 @@ def mixed_order(seed: int, gaps: bool = False) -> dict[str, object]:
     """q3: for each worker and step rows of (kind, 3 numbers, target), and the kinds.
 
     gaps  False: every worker has every kind, in the order of `kinds`, but for one worker from some step on.
-          True: other kinds, orders of all sorts, and kinds that one worker lacks in a step, or both
+          True: other kinds, orders of all sorts, kinds that one worker lacks in a step, or both; and in one step
+          rows of a kind that are 0, as is their gradient
     """
     rng, steps = np.random.default_rng(seed), 8
     kinds = [str(kind) for kind in (rng.permutation(MORE_KINDS)[:6] if gaps else rng.permutation(KINDS))]
     goals = dict(zip(kinds, rng.normal(size=(len(kinds), 3)) * 2))
     odd, since = int(rng.integers(WORKERS)), int(rng.integers(2, 5))
-    lacking = _lacking(rng, steps, len(kinds)) if gaps else {}
+    lacking, zeros = _lacking(rng, steps, len(kinds)) if gaps else ({}, None)
 
     def batch(worker, step):
         order = kinds
@@ -66,6 +69,8 @@ def mixed_order(seed: int, gaps: bool = False) -> dict[str, object]:
         present = [kind for kind in order if kinds.index(kind) not in lacking.get((worker, step), ())]
         rows = [kind for kind in present for _ in range(rng.integers(1, 4))]
         x = rng.normal(size=(len(rows), 3))
+        if zeros and step == zeros[0]:
+            x[[kind == kinds[zeros[1]] for kind in rows]] = 0
         return [(kind, row.tolist(), float(row @ goals[kind])) for kind, row in zip(rows, x)]
 
     shards = [[batch(worker, step) for step in range(steps)] for worker in range(WORKERS)]
@@ -77,21 +82,25 @@ def mixed_order(seed: int, gaps: bool = False) -> dict[str, object]:
     }
 
 
-def _lacking(rng, steps, kinds) -> dict[tuple[int, int], set[int]]:
-    """(worker, step) to the places of kinds that it lacks there: three times one worker, once the other, once both."""
+def _lacking(rng, steps, kinds) -> tuple[dict[tuple[int, int], set[int]], tuple[int, int]]:
+    """(worker, step) to the places of kinds that it lacks there, and the (step, kind's place) of rows of zeros.
+
+    Three times one worker lacks a kind, once the other, once both.
+    """
     one = int(rng.integers(WORKERS))
     chosen = rng.permutation(steps)
     lacking = {(one, int(step)): {int(rng.integers(kinds))} for step in chosen[:3]}
     lacking[1 - one, int(chosen[3])] = {int(rng.integers(kinds))}
     nobodys = {int(rng.integers(kinds))}
-    return lacking | {(worker, int(chosen[4])): nobodys for worker in range(WORKERS)}
+    lacking |= {(worker, int(chosen[4])): nobodys for worker in range(WORKERS)}
+    return lacking, (int(chosen[5]), int(rng.integers(kinds)))
 
 
 def bad_rows(seed: int, several: bool = False) -> dict[str, object]:
     """q4: for each worker and step (rows (6, 3), targets (6,)); in some a number is not finite.
 
     several  False: one worker has one bad batch. True: one has a nan, and later an infinite number; after both,
-             the other has a bad target, and in one step both are bad
+             the other has a bad target, and in two steps both are bad
     """
     rng, steps, rows = np.random.default_rng(seed), 10, 6
     goal = rng.normal(size=3)
@@ -100,9 +109,10 @@ def bad_rows(seed: int, several: bool = False) -> dict[str, object]:
     one, chosen = int(rng.integers(WORKERS)), rng.permutation(np.arange(2, steps - 1))
     places = [(one, chosen[0])]
     if several:
-        early, late = np.split(np.sort(chosen[:4]), 2)
-        target, both = rng.permutation(late)
-        places = [(one, early[0]), (one, early[1]), (1 - one, target), (one, both), (1 - one, both)]
+        early, late = np.split(np.sort(chosen[:5]), [2])
+        target, *both = rng.permutation(late)
+        places = [(one, early[0]), (one, early[1]), (1 - one, target)]
+        places += [(worker, step) for step in both for worker in range(WORKERS)]
     for number, place in enumerate(places):
         row, column, value = rng.integers(rows), rng.integers(3), rng.choice([np.nan, np.inf])
         if number == 2:

@@ -38,6 +38,11 @@ def _hangs(answers, seed):
     return "No task made progress" in answers["stopped"]["error"] and "(data ended)" in answers["stopped"]["error"]
 
 
+def _unlike_sums(answers, seed):
+    """The workers meet in one collective, each with a value of another shape."""
+    return "Shape mismatch in the collective" in answers["stopped"]["error"]
+
+
 def _weights(answers):
     return [np.array(worker["weights"], "float64") for worker in answers["workers"]]
 
@@ -67,23 +72,30 @@ def _close(answers, wanted):
 TASK, CAUSE, STEP = range(3)  # of a diagnosis
 
 
-def _said(place, wanted, more=0):
-    """A recogniser: at that place of its diagnosis stands another thing than is wanted; or a step more by so many."""
+def _said(place, differs):
+    """A recogniser: differs(what stands at that place of its diagnosis)."""
+    return lambda answers, seed: differs(answers["diagnosis"][place])
 
-    def recognise(answers, seed):
-        said, due = answers["diagnosis"][place], wanted()[place]
-        return said == due + more if more else said != due
 
-    return recognise
+def _other_task(wanted):
+    """A recogniser: its diagnosis names the other worker."""
+    return _said(TASK, lambda said: said in {"worker 0", "worker 1"} - {wanted()[TASK]})
+
+
+def _other_cause(wanted):
+    return _said(CAUSE, lambda said: said != wanted()[CAUSE])
 
 
 # q2: a loop that one worker leaves
 
 
+_early_stop = functools.lru_cache(maxsize=32)(incidents.early_stop)
+
+
 @functools.lru_cache(maxsize=32)
-def _descent(seed):
+def _descent(seed, steps=probes.STEPS):
     """Of one device: weights before each step; losses of worker 0's rows, worker 1's and all, before each step."""
-    settings = incidents.early_stop(seed)
+    settings = _early_stop(seed, steps)
     shards = [tuple(map(np.array, shard)) for shard in settings["shards"]]
     x, y = (np.concatenate(parts) for parts in zip(*shards))
     weights, history, losses = np.array(settings["first_weights"]), [], []
@@ -94,14 +106,14 @@ def _descent(seed):
     return history, np.array(losses), settings["threshold"]
 
 
-def _stops(seed):
+def _stops(seed, steps=probes.STEPS):
     """Steps after which worker 0's own loss, worker 1's and that of all rows are below the threshold."""
-    _, losses, threshold = _descent(seed)
+    _, losses, threshold = _descent(seed, steps)
     return (losses < threshold).argmax(axis=0).tolist()
 
 
 def _left_first():
-    *own, _ = _stops(probes.OWN_SEED)
+    *own, _ = _stops(probes.OWN_SEED, ())
     return f"worker {int(np.argmin(own))}", "data ended", min(own)
 
 
@@ -135,7 +147,7 @@ def _trained(seed, step_of):
 
     step_of  (the gradients of their sums, rows, whether the own loss is below the threshold) -> (workers, 3)
     """
-    settings = incidents.early_stop(seed)
+    settings = _early_stop(seed, probes.STEPS)
     shards = [tuple(map(np.array, shard)) for shard in settings["shards"]]
     weights, history = np.array([settings["first_weights"]] * incidents.WORKERS), []
     for _ in range(settings["most_steps"]):
@@ -164,6 +176,12 @@ def _other_steps(answers, seed, weights_after):
     steps, other = _steps(answers)
     wrong = steps == other != _stops(seed)[-1]
     return wrong and _close(answers, _descent(seed)[0][weights_after(steps)])
+
+
+def _updated_once_more(answers, seed):
+    """Both return one device's number of steps, and its weights after one update more."""
+    *_, wanted = _stops(seed)
+    return _steps(answers) == [wanted] * 2 and _close(answers, _descent(seed)[0][wanted + 1])
 
 
 def _rounded(answers, seed):
@@ -208,9 +226,11 @@ EARLY_STOP = question(
         ),
         "rounded": _rounded,
         "others' rows": _reads_others,
-        "who waits": _said(TASK, _left_first),
-        "another cause": _said(CAUSE, _left_first),
-        "one update more": _said(STEP, _left_first, more=1),
+        "two sums in one": _unlike_sums,
+        "update before the stop": _updated_once_more,
+        "who waits": _other_task(_left_first),
+        "another cause": _other_cause(_left_first),
+        "one update more": _said(STEP, lambda said: said == _left_first()[STEP] + 1),
     },
 )
 
@@ -270,6 +290,7 @@ _MEANS = {
     "both have": lambda found: [_pooled(parts) for parts in found if all(rows for _, rows in parts)],
     "worker 0 has": lambda found: [_pooled(parts) for parts in found if parts[0][1]],
     "worker 1 has": lambda found: [_pooled(parts) for parts in found if parts[1][1]],
+    "not 0": lambda found: [_pooled(parts) for parts in found if _pooled(parts).any()],
     "a row more": lambda found: [_pooled([(sums, max(1, rows)) for sums, rows in parts]) for parts in found],
 }
 
@@ -355,9 +376,12 @@ MIXED_ORDER = question(
         "before the update": _before_the_update,
         "one array": _last_ones,
         "two kinds in a sum": _sums_of_two_kinds,
-        "one step late": _said(STEP, _orders_part, more=1),
-        "who keeps the order": _said(TASK, _orders_part),
-        "another cause": _said(CAUSE, _orders_part),
+        "two sums in one": _unlike_sums,
+        "gradient of 0": _kinds_by("not 0"),
+        "who keeps the order": _other_task(_orders_part),
+        "another cause": _other_cause(_orders_part),
+        "one step late": _said(STEP, lambda said: said == _orders_part()[STEP] + 1),
+        "a later step": _said(STEP, lambda said: said > _orders_part()[STEP] + 1),
     },
 )
 
@@ -387,11 +411,14 @@ def _skipping(seed, rule="right"):
     rule  "zeros": a bad part counts as a gradient of 0; "rows": bad rows do; "good rows": the mean is over the others;
           "numbers": bad numbers count as 0; "steps": the rate falls with the steps; "stops": at the first bad batch;
           "half": as "zeros", but skipped where both parts are bad; "good workers": skipped there, and in the other
-          batches the mean is over good parts; "sums": a sum for the mean
+          batches the mean is over good parts; "sums": a sum for the mean; "paired": each worker leaves its own bad
+          batches out
     """
     settings = incidents.bad_rows(seed, several=True)
-    weights, updates = np.array(settings["first_weights"]), 0
-    for step, batches in enumerate(zip(*settings["shards"])):
+    weights, updates, shards = np.array(settings["first_weights"]), 0, settings["shards"]
+    if rule == "paired":
+        shards = [filter(_finite, shard) for shard in shards]
+    for step, batches in enumerate(zip(*shards)):
         batches = [tuple(map(np.array, batch)) for batch in batches]
         if sum(not _finite(batch) for batch in batches) >= _LEAST_BAD.get(rule, 1):
             if rule == "stops":
@@ -434,17 +461,20 @@ def _part(x, y, weights, rule):
 _GOES_ON = {
     "no nan": lambda batches, parts, own: not np.isnan(np.sum(parts, axis=0)).any(),
     "own": lambda batches, parts, own: _finite([parts[own]]),
+    "all": lambda batches, parts, own: _finite(parts),
     "one good": lambda batches, parts, own: any(_finite([part]) for part in parts),
+    "not one bad": lambda batches, parts, own: sum(not _finite([part]) for part in parts) != 1,
     "targets": lambda batches, parts, own: _finite([y for _, y in batches]),
     "numbers": lambda batches, parts, own: _finite([x for x, _ in batches]),
 }
 
 
 @functools.lru_cache(maxsize=64)
-def _each_goes_on(seed, rule, sends_zeros=False):
+def _each_goes_on(seed, rule, sends_zeros=False, counts=None):
     """[(updates, the final weights)] of the workers, where each goes on with the sum by a rule of its own.
 
     sends_zeros  in place of a gradient that is not finite
+    counts       the rule by which it counts an update; that one where there is none
     """
     settings = incidents.bad_rows(seed, several=True)
     found = [(0, np.array(settings["first_weights"]))] * incidents.WORKERS
@@ -452,10 +482,11 @@ def _each_goes_on(seed, rule, sends_zeros=False):
         batches = [tuple(map(np.array, batch)) for batch in batches]
         parts = [_part(*batch, weights, "as it is") for batch, (_, weights) in zip(batches, found)]
         mean = np.mean([part if _finite([part]) or not sends_zeros else np.zeros(3) for part in parts], axis=0)
+        goes, counted = (
+            [_GOES_ON[one](batches, parts, own) for own in range(incidents.WORKERS)] for one in (rule, counts or rule)
+        )
         found = [
-            (updates + 1, weights - settings["first_rate"] / (1 + updates) * mean)
-            if _GOES_ON[rule](batches, parts, own)
-            else (updates, weights)
+            (updates + counted[own], weights - settings["first_rate"] / (1 + updates) * mean if goes[own] else weights)
             for own, (updates, weights) in enumerate(found)
         ]
     return found
@@ -515,6 +546,10 @@ BAD_ROWS = question(
         "nothing skipped": _none_skipped,
         "nan alone": _goes_on("no nan"),
         "bad on one alone": _goes_on("own", "one good"),
+        "bad on both": _goes_on("not one bad"),
+        "own count": _goes_on("all", counts="own"),
+        "halves of two batches": _by_rule("paired"),
+        "two sums in one": _unlike_sums,
         "rows or targets": _goes_on("targets", "numbers"),
         "zeros instead": _by_rule("zeros", "half", "good workers"),
         "bad rows left out": _by_rule("rows", "good rows"),
@@ -526,16 +561,11 @@ BAD_ROWS = question(
         "another count": lambda answers, seed: (
             _by_rule("right")(answers, seed) and _as_many_updates(answers, seed) is not True
         ),
-        "where it ended": lambda answers, seed: answers["diagnosis"][STEP] == _last_step(),
-        "who waits": _said(TASK, _lost_each_other),
-        "another cause": _said(CAUSE, _lost_each_other),
+        "where it ended": _said(STEP, lambda said: said == _batches(probes.OWN_SEED) - 1),  # the last one
+        "who waits": _other_task(_lost_each_other),
+        "another cause": _other_cause(_lost_each_other),
     },
 )
-
-
-def _last_step():
-    """Of the notebook's incident, as the report shows it."""
-    return _batches(probes.OWN_SEED) - 1
 
 
 # q5: a step that is traced again and again
@@ -555,6 +585,28 @@ def _rule_holds(answers, seed):
 def _counts(rule):
     """A recogniser of another rule."""
     return lambda answers, seed: answers["counts"] == [rule(*one) for one in probes.schedules(seed)]
+
+
+def _rounded_rates(answers, seed):
+    """Rates that are equal to some decimal place count as one, as Python or NumPy rounds."""
+
+    def rule(rounded, places, sizes, rates):
+        return _distinct(sizes, [rounded(rate, places) for rate in rates])
+
+    ways = itertools.product((round, np.round), range(6))
+    return any(_counts(functools.partial(rule, *way))(answers, seed) for way in ways)
+
+
+def _last_of_each_size(sizes, rates):
+    return sum(_changes([rate for other, rate in zip(sizes, rates) if other == size]) for size in {*sizes})
+
+
+def _changes(values):
+    return 1 + sum(a != b for a, b in itertools.pairwise(values))
+
+
+def _two_sizes_at_most(sizes, rates):
+    return sum(min(2, len({size for size, other in zip(sizes, rates) if other == rate})) for rate in {*rates})
 
 
 def _added_up(answers, seed):
@@ -632,7 +684,11 @@ SCHEDULE = question(
         "one trace a step": _counts(lambda sizes, rates: len(sizes)),
         "rates alone": _counts(lambda sizes, rates: len({*rates})),
         "sizes alone": _counts(lambda sizes, rates: len({*sizes})),
-        "changes": _counts(lambda sizes, rates: 1 + sum(a != b for a, b in itertools.pairwise(zip(sizes, rates)))),
+        "changes": _counts(lambda sizes, rates: _changes(zip(sizes, rates))),
+        "last rate of each size": _counts(_last_of_each_size),
+        "two sizes at most": _counts(_two_sizes_at_most),
+        "products": _counts(lambda sizes, rates: len({size * rate for size, rate in zip(sizes, rates)})),
+        "rates rounded": _rounded_rates,
         "added up": _added_up,
         "all pairs": _counts(lambda sizes, rates: len({*sizes}) * len({*rates})),
     },

@@ -3,11 +3,14 @@
 Needs NumPy; TensorFlow in the worker processes. The inputs are functions of the seed, given in given/incidents.py.
 """
 
+import numpy as np
+
 from course_lib.exercises.given import incidents
 from course_lib.exercises.given.seen_tasks import seen_jobs
 from course_lib.exercises.probes import ex12_workers, workers
 
 OWN_SEED = 12  # of the incidents in the notebook
+STEPS = 11, 13  # until the threshold: prime, so that whoever looks at the loss in every kth step alone is late
 HANG_SECONDS = 15  # without progress; a step takes milliseconds, and the workers' start counts as computing
 
 
@@ -18,7 +21,7 @@ def probe_diagnose(names, seed):
 
 def probe_early_stop(names, seed):
     """The diagnosis, and what each worker returned."""
-    return _diagnosed_and_run(names, "diagnosis_2", "stop_together", incidents.early_stop(seed))
+    return _diagnosed_and_run(names, "diagnosis_2", "stop_together", incidents.early_stop(seed, STEPS))
 
 
 def probe_mixed_order(names, seed):
@@ -34,9 +37,15 @@ def probe_bad_rows(names, seed):
 
 
 def schedules(seed: int) -> list[tuple[list[int], list[float]]]:
-    """(sizes, rates): a small one, then drawn ones."""
+    """(sizes, rates): a small one, then drawn ones, then pairs with one product, one sum, and rates that are close."""
     drawn = [incidents.schedule(seed + k) for k in range(4)]
-    return [([4, 4], [0.1, 0.1])] + [([len(y) for _, y in one["shards"][0]], one["rates"]) for one in drawn]
+    rng = np.random.default_rng(seed)
+    size, rate = int(rng.integers(3, 7)), int(rng.integers(20, 100)) / 1000
+    pairs = [(size, 2 * rate), (2 * size, rate), (size, 1.5), (size + 1, 0.5)]
+    pairs += [(size, round(rate + more, 6)) for more in (0, 1e-6, 2e-6)]
+    alike = [pairs[place] for place in rng.permutation([*range(7), 1, 3, 5])]
+    found = [([len(y) for _, y in one["shards"][0]], one["rates"]) for one in drawn]
+    return [([4, 4], [0.1, 0.1]), *found, tuple(map(list, zip(*alike)))]
 
 
 def probe_schedule(names, seed):
