@@ -3,6 +3,7 @@
 Needs NumPy; mistakes that a check runs need TensorFlow.
 """
 
+import fractions
 import functools
 import math
 
@@ -42,8 +43,8 @@ def _setting(micro_batches, k):
 def _one_per_group(answers, seed):
     for (micro_batches, k), answer in zip(probes.streams(seed), answers["streams"], strict=True):
         wanted = len(_groups(micro_batches, k))
-        if len(answer["gradients"]) != wanted:
-            return f"{_setting(micro_batches, k)}: you return {len(answer['gradients'])} gradients for {wanted} groups"
+        if (returned := len(answer["gradients"])) != wanted:
+            return f"{_setting(micro_batches, k)}: you return {returned}, wanted: {wanted}"
     return True
 
 
@@ -57,7 +58,9 @@ def _as_one_batch(answers, seed):
                 return f"{_setting(micro_batches, k)}: group {number} has the shape {np.shape(got)}, not {wanted.shape}"
             if not error <= FLOAT32:
                 said = f"is off by {100 * error:,.4g}%"
-                if _is_small(micro_batches):
+                if not np.isfinite(got).all():
+                    said = "has a number that is not finite"
+                elif _is_small(micro_batches):
                     said = f"gives {got[0]:.3g}, and {wanted[0]:.3g} is wanted"
                 return f"{_setting(micro_batches, k)}: group {number} {said}"
     return _one_per_group(answers, seed) is True
@@ -129,7 +132,7 @@ GROUPS = question(
     title="The group's gradient",
     asks_for=("group_gradients",),
     probe=probes.probe_group_gradients,
-    form={"streams": [{"gradients": [forms.array], "unchanged": forms.flag}]},
+    form={"streams": [{"gradients": [forms.any_array], "unchanged": forms.flag}]},
     targets=(
         Target("one gradient per group, also for a last one that is not full", _one_per_group),
         Target("each is the gradient of the mean over all rows of its group, to 0.001%", _as_one_batch),
@@ -171,8 +174,8 @@ def _last_or_full(number, count, k, last):
 class _Linear:
     """A linear model with one of q2's optimizers, in NumPy: Keras' own formulas, and Adam's defaults."""
 
-    def __init__(self, weights, optimizer):
-        self.weights, self.optimizer = weights.astype("float64"), optimizer
+    def __init__(self, weights, optimizer, rate):
+        self.weights, self.optimizer, self.rate = weights.astype("float64"), optimizer, rate
         self.first, self.second, self.steps = 0.0, 0.0, 0
 
     def gradient_of(self, x, y):
@@ -183,15 +186,17 @@ class _Linear:
             self.steps += 1
             self.first = 0.9 * self.first + 0.1 * gradient
             self.second = 0.999 * self.second + 0.001 * gradient**2
-            rate = probes.RATE * math.sqrt(1 - 0.999**self.steps) / (1 - 0.9**self.steps)
+            rate = self.rate * math.sqrt(1 - 0.999**self.steps) / (1 - 0.9**self.steps)
             self.weights = self.weights - rate * self.first / (np.sqrt(self.second) + 1e-7)
         else:
             momentum = probes.MOMENTUM if self.optimizer == "momentum" else 0
-            self.first = momentum * self.first - probes.RATE * gradient
+            self.first = momentum * self.first - self.rate * gradient
             self.weights = self.weights + self.first
 
 
-def _weights_after(run, divisor=lambda count, k: count, due=_last_or_full, masked=False, kept=(), added=True):
+def _weights_after(
+    run, divisor=lambda count, k: count, due=_last_or_full, masked=False, kept=(), added=True, faster=False
+):
     """The weights after one of q2's runs, kernel and bias as a vector.
 
     divisor  (count, k) -> what a group's sum is divided by
@@ -199,9 +204,11 @@ def _weights_after(run, divisor=lambda count, k: count, due=_last_or_full, maske
     masked   the optimizer gets zeros instead of nothing
     kept     what does not start again with a group: "sums", and "count", by which they are divided
     added    a group's gradients are added up; else its last one is alone
+    faster   the learning rate is multiplied by k
     """
     optimizer, first, micro_batches, k = run
-    model, total, count, summed = _Linear(np.concatenate([first[0][:, 0], first[1]]), optimizer), 0.0, 0, 0
+    model = _Linear(np.concatenate([first[0][:, 0], first[1]]), optimizer, probes.RATE * (k if faster else 1))
+    total, count, summed = 0.0, 0, 0
     for number, (x, y) in enumerate(micro_batches, 1):
         gradient = model.gradient_of(np.hstack([x, np.ones_like(y)]), y[:, 0])
         total, count = total + gradient if added else gradient, count + 1
@@ -305,6 +312,7 @@ LOOPS = question(
             *probes.LOOPS, due=lambda number, count, k, last: number % k == 0 or number == last - 1
         ),
         "weights put back": _right_with_plain_sgd_alone(lambda micro_batches: micro_batches),
+        "rate times k": _ran_as(*probes.LOOPS, divisor=lambda count, k: count * k, faster=True),
         "by hand": _right_with_plain_sgd_alone(lambda micro_batches: 0),
         "updates miscounted": _only_updates_wrong,
     },
@@ -357,6 +365,25 @@ def _number_for_size(answers, seed):
     return answers["small_rows"] in (rows // parts, -(-rows // parts))
 
 
+def _parts_rounded_down(answers, seed):
+    """Rows // micro_batch parts, as equal as can be."""
+
+    def most(rows, micro_batch, **other):
+        return -(-rows // (rows // micro_batch))
+
+    at_once = max(rows for rows, _ in _forwards(answers))
+    return (answers["small_rows"], at_once) == (most(**memory_probe.SMALL), most(**memory_probe.step_sizes(seed)))
+
+
+def _last_one_filled_up(answers, seed):
+    parts, forwards = _part_rows(**memory_probe.step_sizes(seed)), [rows for rows, _ in _forwards(answers)]
+    return forwards == parts[:1] * len(parts)
+
+
+def _no_gradient_of_the_loss(answers, seed):
+    return answers["updates"] == 1 and "backward" not in [name for name, _, _ in answers["passes"]]
+
+
 def _loss_is(judge):
     """Recognise a returned loss by the micro-batches' losses and rows."""
 
@@ -401,6 +428,8 @@ BIG_STEP = question(
         "passes": [(forms.text, forms.whole, forms.flag)],
         "updates": forms.whole,
         "small_rows": forms.size,
+        "later_loss": forms.any_number,
+        "repeated_off": forms.any_number,
         "turns": forms.size,
         "bytes": dict.fromkeys(("gradients", "one", "yours"), forms.count),
         "off": {str: forms.distance},
@@ -414,7 +443,10 @@ BIG_STEP = question(
     ),
     recognise={
         "number for size": _number_for_size,
+        "parts rounded down": _parts_rounded_down,
+        "own loss": _no_gradient_of_the_loss,
         "whole batch": _whole_batch_at_once,
+        "last one filled up": _last_one_filled_up,
         "forward first": _forwards_first,
         "one graph": _graph_too_large,
         "an update each": lambda answers, seed: answers["updates"] == len(_part_rows(**memory_probe.step_sizes(seed))),
@@ -428,6 +460,12 @@ BIG_STEP = question(
         "last one full": _changed_as("all full"),
         "by hand": lambda answers, seed: answers["updates"] == 0 and answers["off"]["right"] <= CONVOLUTION,
         "few digits": lambda answers, seed: CONVOLUTION < answers["off"]["right"] <= ROUGH,
+        "one by one": _changed_as("one by one"),
+        "kept for the next step": lambda answers, seed: answers["repeated_off"] > CONVOLUTION,
+        "loss of the new weights": lambda answers, seed: (
+            _mean_loss_of_all(answers, seed) is not True
+            and abs(answers["loss"] / answers["later_loss"] - 1) <= CONVOLUTION
+        ),
         "last loss": _loss_is(lambda losses, rows: losses[-1]),
         "mean of losses": _loss_is(lambda losses, rows: losses.mean()),
         "sum of losses": _loss_is(lambda losses, rows: losses.sum()),
@@ -569,6 +607,11 @@ def _rounded_down(examples, case, plan):
     return epochs * _up(case["examples"], case["global_batch"]) + rest // case["global_batch"]
 
 
+def _share(examples, case):
+    """Of the updates of an epoch; exact."""
+    return fractions.Fraction(examples * _up(case["examples"], case["global_batch"]), case["examples"])
+
+
 def _by_local_batch(examples, case, plan):
     return _updates_in(examples, case | {"global_batch": case["global_batch"] // case["replicas"]})
 
@@ -576,7 +619,7 @@ def _by_local_batch(examples, case, plan):
 _SIZES = ("micro_batch", "micro_batches")
 _WRONG_SIZES = ("sums forgotten", "sums always", "replicas forgotten", "not quite full", "smallest", "powers of two")
 _WRONG_SIZES += ("never refuses", "uneven ignored", "state forgotten", "never in one", "swapped", "of all replicas")
-_WRONG_SIZES += ("halves alone", "halves of even numbers", "never one", "whole in one replica")
+_WRONG_SIZES += ("whole not quite full", "halves alone", "halves of even numbers", "never one", "whole in one replica")
 _WRONG_SIZES += ("divides the global batch", "state divided", "a copy each")
 _PLAN = dict.fromkeys((*_SIZES, "updates", "warmup_updates"), forms.number)
 PLAN = question(
@@ -605,6 +648,12 @@ PLAN = question(
         ),
         "counted per replica": _counts_as(_by_local_batch),
         "rounded down": _counts_as(_rounded_down),
+        "share of the epoch": _counts_as(
+            lambda examples, case, plan: math.ceil(_share(examples, case)),
+            lambda examples, case, plan: math.floor(_share(examples, case)),
+            lambda examples, case, plan: round(_share(examples, case)),
+        ),
+        "assertion": lambda answers, seed: answers["stopped"]["error"].startswith("AssertionError"),
         "one for no rest": _counts_as(lambda examples, case, plan: _rounded_down(examples, case, plan) + 1),
         "one epoch": _counts_as(lambda examples, case, plan: _updates_in(min(examples, case["examples"]), case)),
         "whole epochs": _counts_as(

@@ -21,10 +21,23 @@ def _variables_clipped(gradient, clip_norm):
     return np.concatenate([_clipped(part, clip_norm) for part in np.split(gradient, np.cumsum(probes.VARIABLES)[:-1])])
 
 
-def _weights_of(
-    seed, weight=lambda rows: rows, count=lambda rows: rows, summed=("sums", "rows"), clip=_clipped, own=None, **late
+def _weights_of(seed, **wrong):
+    """[replica][group of both runs]: the weights, as a vector, over the run's scale; see _weights_of_run."""
+    return np.concatenate([_weights_of_run(*run, **wrong) for run in probes.replica_runs(seed)], axis=1)
+
+
+def _weights_of_run(
+    scale,
+    first,
+    groups,
+    weight=lambda rows: rows,
+    count=lambda rows: rows,
+    summed=("sums", "rows"),
+    clip=_clipped,
+    own=None,
+    **late,
 ):
-    """[replica][group]: the weights, as a vector, by these sums.
+    """[replica][group]: the weights, as a vector and over the scale, by these sums.
 
     weight   rows -> a micro-batch's weight in the sum; count, in what the sum is divided by
     summed  what is summed over the replicas
@@ -33,7 +46,6 @@ def _weights_of(
     late    last=True: the rows are those of the last micro-batch; sums=True: sums are clipped, and then divided;
             by: rows -> divisor
     """
-    first, groups = probes.replica_groups(seed)
     weights = np.tile(np.concatenate([variable.ravel() for variable in first]).astype("float64"), (2, 1))
     velocity, seen = np.zeros_like(weights), []
     for clip_norm, micro_batches in groups:
@@ -53,7 +65,13 @@ def _weights_of(
         velocity = probes.MOMENTUM * velocity - probes.LARGE_RATE * gradients
         weights = weights + velocity
         seen.append(weights)
-    return np.stack(seen, axis=1)
+    return np.stack(seen, axis=1) / scale
+
+
+def _got(answers, seed):
+    """The learner's weights, in the form of _weights_of."""
+    scales = [scale for scale, _, groups in probes.replica_runs(seed) for _ in groups]
+    return np.array(answers["weights"]) / np.reshape(scales, (-1, 1))
 
 
 def _as_it_is(value, *_):
@@ -65,10 +83,10 @@ def _one(rows):
 
 
 def _weights_are(*wrongs, **wrong):
-    """Recognise the weights of both replicas after both groups, whatever crossed, by one wrong or any of several."""
+    """Recognise the weights of both replicas after all groups, whatever crossed, by one wrong or any of several."""
 
     def recognise(answers, seed):
-        got, found = np.array(answers["weights"]), [_weights_of(seed, **each) for each in wrongs or [wrong]]
+        got, found = _got(answers, seed), [_weights_of(seed, **each) for each in wrongs or [wrong]]
         return any(np.allclose(got, each, rtol=1e-4, atol=1e-4, equal_nan=True) for each in found)
 
     return recognise
@@ -94,28 +112,38 @@ def _own_norms(sums, rows, clip_norm):
 
 def _errors(answers, seed):
     """How far the weights' change after each group is from one device's: as a share, or inf where shapes differ."""
-    first = np.concatenate([np.ravel(variable) for variable in probes.replica_groups(seed)[0]])
-    wanted, got = _weights_of(seed)[0], np.array(answers["weights"])
-    if got.shape != (2, *wanted.shape):
+    wanted = _changes(_weights_of(seed), seed)[0]
+    if np.shape(answers["weights"]) != (2, *wanted.shape):
         return [math.inf] * len(wanted)
-    return [
-        np.max([off(replica[group] - first, whole - first) for replica in got]) for group, whole in enumerate(wanted)
+    got = _changes(_got(answers, seed), seed)
+    return [np.max([off(replica[group], whole) for replica in got]) for group, whole in enumerate(wanted)]
+
+
+def _changes(weights, seed):
+    first = [
+        np.concatenate([np.ravel(variable) for variable in first]) / scale
+        for scale, first, groups in probes.replica_runs(seed)
+        for _ in groups
     ]
+    return weights - np.array(first)
 
 
 def _one_device(answers, seed):
+    if extra := [number for number in answers["returned"] if number != len(probes.VARIABLES)]:
+        return f"your update returns {extra[0]} tensors, and there are {len(probes.VARIABLES)} variables"
     if np.shape(answers["weights"]) != (2, *_weights_of(seed)[0].shape):
         return "your update returns gradients of other shapes"
-    for name, error in zip(("first, clipped", "second"), _errors(answers, seed), strict=True):
+    small = f"third, clipped group (weights and clip_norm near {probes.SMALL_SCALE:g})"
+    for name, error in zip(("first, clipped group", "second group", small), _errors(answers, seed), strict=True):
         if not np.isfinite(error):
-            return f"after the {name} group a weight is not finite"
+            return f"after the {name} a weight is not finite"
         if not error <= FLOAT32:
-            return f"after the {name} group the weights' change is off by {100 * error:,.4g}%"
+            return f"after the {name} the weights' change is off by {100 * error:,.4g}%"
     return True
 
 
 def _replicas_alike(answers, seed):
-    error = off(*answers["weights"])
+    error = off(*_got(answers, seed))
     return bool(error <= FLOAT32) or (f"they differ by {100 * error:,.4g}%" if np.isfinite(error) else "")
 
 
@@ -125,11 +153,21 @@ def _add_is_silent(answers, seed):
 
 
 def _one_crossing(answers, seed):
-    first, groups = probes.replica_groups(seed)
-    wanted, got = 1 + sum(variable.size for variable in first), sum(answers["summed"]["update"]) / len(groups)
-    if not got and not answers["summed"]["add"]:
+    wanted, got = 1 + sum(probes.VARIABLES), _numbers_per_group(answers, seed)
+    if got > wanted:
+        return f"yours sums {got:g} numbers per group; weights and rows are {wanted}"
+    if not answers["given"]:
         return "nothing goes through the `all_reduce` that you are given"
-    return got <= wanted or f"yours sums {got:g} numbers per group; weights and rows are {wanted}"
+    return not _goes_past(answers, seed) or "not all that crosses goes through the `all_reduce` that you are given"
+
+
+def _numbers_per_group(answers, seed):
+    return sum(answers["summed"]["update"]) / sum(len(groups) for _, _, groups in probes.replica_runs(seed))
+
+
+def _goes_past(answers, seed):
+    """Whether more crosses the replicas than the given all_reduce has summed."""
+    return sum(answers["summed"]["add"] + answers["summed"]["update"]) > sum(answers["given"])
 
 
 def _summed_in_add(answers, seed):
@@ -137,8 +175,21 @@ def _summed_in_add(answers, seed):
 
 
 def _crosses_again(answers, seed):
-    return (
-        _one_device(answers, seed) is True is _add_is_silent(answers, seed) and _one_crossing(answers, seed) is not True
+    right_and_silent = _one_device(answers, seed) is True is _add_is_silent(answers, seed)
+    return right_and_silent and _numbers_per_group(answers, seed) > 1 + sum(probes.VARIABLES)
+
+
+def _one_tensor_more(answers, seed):
+    return set(answers["returned"]) == {len(probes.VARIABLES) + 1} and max(_errors(answers, seed)) <= FLOAT32
+
+
+def _shorter_where_small(answers, seed):
+    """The small group's change has the right direction and is too short; the groups before it are as good as right."""
+    *large, _ = _errors(answers, seed)
+    wanted, changes = _changes(_weights_of(seed), seed)[0, -1], _changes(_got(answers, seed), seed)[:, -1]
+    lengths = [np.linalg.norm(change) / np.linalg.norm(wanted) for change in changes]
+    return max(large) <= ROUGH and all(
+        length < 1 - FLOAT32 and off(change, length * wanted) <= FLOAT32 for change, length in zip(changes, lengths)
     )
 
 
@@ -147,7 +198,12 @@ REPLICAS = question(
     title="Two replicas, one communication",
     asks_for=("add", "update"),
     probe=probes.probe_two_replicas,
-    form={"weights": (forms.any_array,) * 2, "summed": {"add": [forms.size], "update": [forms.size]}},
+    form={
+        "weights": (forms.any_array,) * 2,
+        "summed": {"add": [forms.size], "update": [forms.size]},
+        "given": [forms.size],
+        "returned": [forms.size],
+    },
     targets=(
         Target("after each group the weights equal one device's big batch, to 0.001% of their change", _one_device),
         Target("both replicas have the same weights", _replicas_alike),
@@ -168,6 +224,9 @@ REPLICAS = question(
         "not clipped": _weights_are(clip=_as_it_is),
         "always that long": _weights_are(clip=lambda mean, clip_norm: mean * clip_norm / np.linalg.norm(mean)),
         "local rows": _weights_are(summed=["sums"]),
+        "own rows doubled": _weights_are(summed=["sums"], by=lambda rows: 2 * rows),
+        "rows returned": _one_tensor_more,
+        "something beside the norm": _shorter_where_small,
         "rows not counted": _weights_are(count=lambda rows: 0),
         "not divided": _weights_are(by=_one),
         "micro-batches counted": _weights_are({"count": _one}, {"count": _one, "weight": _one}),
@@ -177,6 +236,7 @@ REPLICAS = question(
         "divided twice": _weights_are({"by": lambda rows: 2 * rows}, _scaled(0.5)),
         "summed again": _weights_are({"by": lambda rows: rows / 2}, _scaled(2)),
         "two crossings": _crosses_again,
+        "another all-reduce": _goes_past,
         "few digits": lambda answers, seed: FLOAT32 < max(_errors(answers, seed)) <= ROUGH,
         "rows in the norm": _weights_are(clip=lambda mean, norm: mean * min(1, norm / math.hypot(*mean, 1))),
         "norm squared": _weights_are(clip=lambda mean, norm: mean * min(1, norm / np.linalg.norm(mean) ** 2)),

@@ -6,6 +6,7 @@ Needs NumPy; TensorFlow for q2 and q5. The inputs are functions of the seed.
 import numpy as np
 
 from course_lib.exercises.probes.cases import ask_or_refused, shuffled
+from course_lib.exercises.probes.counted_sums import counted_sums
 from course_lib.exercises.probes.replicas import local_arrays, mirrored_strategy, on_replicas, per_replica
 
 LOOPS = ("loop_a", "loop_b", "loop_c")  # of q2
@@ -14,6 +15,7 @@ RATE, MOMENTUM = 0.05, 0.9  # of q2's optimizers
 PLAN_ARGUMENTS = ("global_batch", "replicas", "memory_bytes", "state_bytes", "gradient_bytes", "example_bytes")
 PLAN_ARGUMENTS += ("examples", "epochs", "warmup_examples")
 VARIABLES = (2, 1, 1)  # numbers in each of q5's: a kernel in two parts, and a bias
+SMALL_SCALE = 1e-5  # of q5's last group: there, what somebody adds to a norm decides
 LARGE_RATE = 0.5  # of q5, and of q3 in ex08_memory.py, so that a change is not lost in the rounding of what it changes
 
 
@@ -106,6 +108,7 @@ def runs_to_plan(seed: int) -> list[dict[str, int]]:
         (1, 1, 2, 1, 5, 1, 1, 1, 1),
         (4, 1, 9, 1, 4, 2, 10, 1, 5),
         (6, 1, 6, 2, 1, 1, 7, 2, 8),
+        (6, 2, 9, 2, 2, 1, 9, 2, 5),  # the warm-up ends in an epoch of 6 and 3 examples
         (8, 2, 5, 2, 2, 1, 16, 3, 16),  # one example at a time
         (8, 2, 4, 2, 2, 1, 16, 3, 16),  # one too many
         (5, 2, 99, 2, 2, 1, 16, 3, 16),
@@ -149,61 +152,79 @@ def probe_plan(names, seed):
 # q5: two replicas
 
 
-def replica_groups(seed: int) -> tuple[list[np.ndarray], list[tuple[float, list]]]:
-    """First weights (2, 1), (1, 1) and (1,); groups (clip_norm, micro-batches [replica] of x (rows, 3), y (rows, 1)).
+def replica_runs(seed: int) -> list[tuple[float, list[np.ndarray], list[tuple[float, list]]]]:
+    """q5's two runs: (scale, first weights (2, 1), (1, 1) and (1,), groups), with groups (clip_norm, micro-batches
+    [replica] of x (rows, 3), y (rows, 1)).
 
-    The first group is clipped and the second is not. One replica has more rows than the other in each group, and no
-    group has the 14 rows of the exercise's own.
+    Of the first run the first group is clipped and the second is not. The second run has one, clipped group, and its
+    targets, weights and gradients are smaller, by its scale. One replica has more rows than the other in each group,
+    and no group has the 14 rows of the exercise's own.
     """
     rng = np.random.default_rng(seed)
 
-    def shard(rows):
-        return tuple(rng.normal(size=(rows, width)).astype("float32") for width in (3, 1))
+    def shard(rows, scale):
+        x, y = (rng.normal(size=(rows, width)) for width in (3, 1))
+        return x.astype("float32"), (scale * y).astype("float32")
 
-    def group():
+    def group(scale):
         pairs = (rng.choice(numbers, 2, replace=False) for numbers in ([5, 7, 8, 9], [1, 2, 3]))
         sizes = rng.permutation(list(pairs))  # [replica][micro-batch]
-        return [[shard(int(rows)) for rows in micro_batch] for micro_batch in sizes.T]
+        return [[shard(int(rows), scale) for rows in micro_batch] for micro_batch in sizes.T]
 
-    groups = [(float(rng.uniform(0.5, 1.0)), group()), (1000.0, group())]
     *kernels, bias = VARIABLES
-    return [_far_weights(rng, shape) for shape in (*((rows, 1) for rows in kernels), (bias,))], groups
+    runs = []
+    for scale in (1.0, SMALL_SCALE):
+        groups = [(float(scale * rng.uniform(0.5, 1.0)), group(scale)), (1000.0 * scale, group(scale))]
+        shapes = (*((rows, 1) for rows in kernels), (bias,))
+        first = [(scale * _far_weights(rng, shape)).astype("float32") for shape in shapes]
+        runs.append((scale, first, groups if scale == 1 else groups[:1]))
+    return runs
 
 
 def probe_two_replicas(names, seed):
-    """Each replica's weights after each group, as a vector; the numbers in each all-reduce of `add` and of `update`."""
+    """Each replica's weights after each group, as a vector; the numbers in each sum over the replicas in `add` and in
+    `update`, and in those that the given all_reduce made; how many tensors each `update` returned.
+    """
     import tensorflow as tf
 
-    strategy, (first, groups) = mirrored_strategy(2), replica_groups(seed)
-    summed = {"add": [], "update": []}
+    strategy, runs = mirrored_strategy(2), replica_runs(seed)
+    summed, given, returned, called = {"add": [], "update": []}, [], [], ["add"]
 
-    def counted(kind):
-        def all_reduce(tensors):
-            context = tf.distribute.get_replica_context()
-            tensors = tf.nest.map_structure(tf.convert_to_tensor, tensors)
-            if tf.get_static_value(context.replica_id_in_sync_group) == 0:  # each replica asks for the same
-                summed[kind].append(sum(tensor.shape.num_elements() for tensor in tf.nest.flatten(tensors)))
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
+    def all_reduce(tensors):
+        context = tf.distribute.get_replica_context()
+        tensors = tf.nest.map_structure(tf.convert_to_tensor, tensors)
+        if tf.get_static_value(context.replica_id_in_sync_group) == 0:  # each replica asks for the same
+            given.append(sum(tensor.shape.num_elements() for tensor in tf.nest.flatten(tensors)))
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
 
-        return all_reduce
+    def call(name, *arguments):
+        called[:] = [name]
+        return names[name](*arguments, all_reduce)
 
-    def replica_run(shards):
-        weights, velocity, seen = first, [0.0] * len(first), []
+    def after_each_group(first, groups, shards):
+        weights, velocity = first, [0.0] * len(first)
         for (clip_norm, _), micro_batches in zip(groups, shards):
             sums = [*(tf.zeros(variable.shape) for variable in weights), tf.zeros(())]
             for x, y in micro_batches:
-                sums = names["add"](
-                    sums, _gradients(weights, x, y), tf.cast(tf.shape(x)[0], tf.float32), counted("add")
-                )
-            gradients = names["update"](sums, clip_norm, counted("update"))
-            velocity = [MOMENTUM * v - LARGE_RATE * gradient for v, gradient in zip(velocity, gradients, strict=True)]
+                sums = call("add", sums, _gradients(weights, x, y), tf.cast(tf.shape(x)[0], tf.float32))
+            gradients = list(call("update", sums, clip_norm))
+            returned.append(len(gradients))
+            gradients += [0.0] * len(weights)  # what is too few or too many shows in their number
+            velocity = [MOMENTUM * v - LARGE_RATE * gradient for v, gradient in zip(velocity, gradients)]
             weights = [variable + v for variable, v in zip(weights, velocity)]
-            seen.append(tf.concat([tf.reshape(variable, [-1]) for variable in weights], axis=0))
-        return tf.stack(seen)
+            yield tf.concat([tf.reshape(variable, [-1]) for variable in weights], axis=0)
 
-    shards = [[per_replica(strategy, micro_batch) for micro_batch in micro_batches] for _, micro_batches in groups]
-    weights = local_arrays(strategy, on_replicas(strategy, replica_run)(args=(shards,)))
-    return {"weights": weights, "summed": summed}
+    def replica_run(shards):
+        parts = zip(runs, shards)
+        return tf.stack([one for (_, *run), own in parts for one in after_each_group(*run, own)])
+
+    shards = [
+        [[per_replica(strategy, micro_batch) for micro_batch in micro_batches] for _, micro_batches in groups]
+        for _, _, groups in runs
+    ]
+    with counted_sums(strategy, lambda numbers: summed[called[0]].append(numbers)):
+        weights = local_arrays(strategy, on_replicas(strategy, replica_run)(args=(shards,)))
+    return {"weights": weights, "summed": summed, "given": given, "returned": returned}
 
 
 def _gradients(weights, x, y):

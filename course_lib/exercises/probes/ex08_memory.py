@@ -11,7 +11,7 @@ from course_lib.errors import CourseError
 from course_lib.exercises.probes import workers
 from course_lib.exercises.probes.ex08 import LARGE_RATE, MOMENTUM
 
-SMALL = {"rows": 7, "micro_batch": 2}  # of a first call: what only a first step needs is not measured
+SMALL = {"rows": 9, "micro_batch": 2}  # of a first call: what only a first step needs is not measured
 MICRO_BATCHES, PIXELS, WIDTH = 12, 32, 1536  # a copy of the gradients is a twentieth of what a micro-batch needs
 # TensorFlow's pool for oneDNN keeps what is freed, and so does malloc for pieces that it does not map one by one.
 EXACT_MEMORY = {"TF_ENABLE_ONEDNN_OPTS": "0", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -44,9 +44,11 @@ def measure_step(big_step, micro_batch, rows, seed):
 
     Returns  bytes: of the "gradients", and the peaks of a plain step on "one" micro-batch (in a graph, of a loop over
              two) and of "yours"; "off": how far the weights' change is from that of the right gradient, and of wrong
-             ones; "updates"; the "loss" returned, and "losses", those of the micro-batches; "passes": [name, rows,
-             inside a graph]; "small_rows": the most rows at once in a call with SMALL, 0 if a graph doesn't know them;
-             "turns": as many turns of its loop may a graph compute at once, 0 without a loop in a graph
+             ones; "updates"; the "loss" returned, "losses", those of the micro-batches, and "later_loss", of all rows
+             with the weights that the step left; "repeated_off": how far the change of a second such step is from
+             that of the first; "passes": [name, rows, inside a graph]; "small_rows": the most rows at once in a call
+             with SMALL, 0 if a graph doesn't know them; "turns": as many turns of its loop may a graph compute at
+             once, 0 without a loop in a graph
     """
     bench = _Bench(micro_batch, rows, seed)
     bench.plain_step(bench.x[:2], bench.y[:2])  # what only a first step needs
@@ -56,6 +58,7 @@ def measure_step(big_step, micro_batch, rows, seed):
         one = max(one, bench.plain_peak_bytes(in_graph=True))
     losses, gradients = bench.by_micro_batch()
     change, wanted = yours.pop("change"), _candidates(gradients, [len(part) for _, part in bench.parts])
+    wanted["one by one"] = -bench.change_one_by_one() / LARGE_RATE
     peak_bytes = {"gradients": 4 * gradients[0].size, "one": one, "yours": yours.pop("peak_bytes")}
     return {
         **yours,
@@ -87,22 +90,27 @@ class _Bench:
     """A model and a big batch; every measurement starts from the same weights."""
 
     def __init__(self, micro_batch, rows, seed):
-        import keras
         import tensorflow as tf
 
         from course_lib import models
 
         rng = np.random.default_rng(seed)
         self.micro_batch = micro_batch
-        self.x = tf.constant(rng.normal(size=(rows, PIXELS, PIXELS, 1)).astype("float32"))
+        scales = np.linspace(0.5, 2, rows).reshape(-1, 1, 1, 1)  # so that no micro-batch has the loss of another
+        self.x = tf.constant((scales * rng.normal(size=(rows, PIXELS, PIXELS, 1))).astype("float32"))
         self.y = tf.constant(rng.integers(0, 10, rows))
         self.parts = [
             (self.x[at : at + micro_batch], self.y[at : at + micro_batch]) for at in range(0, rows, micro_batch)
         ]
-        self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.model = models.cnn((PIXELS, PIXELS, 1), 10, filters=(8, 8, 8), width=WIDTH)
         self.first = self.model.get_weights()
         self.optimizer = self.new_optimizer()
+
+    def loss(self, y, logits):
+        """Not the lesson's, so that the one that a step is given decides; of no rows it is not a number."""
+        import tensorflow as tf
+
+        return tf.reduce_mean(tf.reduce_sum((logits - tf.one_hot(y, 10)) ** 2, axis=1))
 
     def new_optimizer(self):
         import keras
@@ -150,12 +158,11 @@ class _Bench:
 
     def measure(self, big_step) -> dict[str, object]:
         """The learner's step on the whole batch: its peak, its loss, its passes, its updates, the weights' change."""
-        import keras
         import tensorflow as tf
 
         from course_lib import measure
 
-        passes, graphs, returned, peaks = [], [], [], []
+        passes, graphs, returned, peaks, changes = [], [], [], [], []
 
         def loss(y, predictions):
             if not tf.executing_eagerly():
@@ -165,18 +172,18 @@ class _Bench:
         def step():
             returned.append(float(big_step(self.model, optimizer, loss, self.x, self.y, self.micro_batch)))
 
-        def mean(y, predictions):
-            """As the loss; of no rows it is not a number."""
-            return tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, predictions, from_logits=True))
-
         exact = 3 * SMALL["micro_batch"]
-        loss_of_exact = big_step(self.model, self.new_optimizer(), mean, self.x[:exact], self.y[:exact], exact // 3)
+        self.model.set_weights(self.first)
+        loss_of_exact = big_step(
+            self.model, self.new_optimizer(), self.loss, self.x[:exact], self.y[:exact], exact // 3
+        )
         weights = [loss_of_exact or 0.0, *self.model.get_weights()]
         if not all(np.isfinite(np.asarray(value)).all() for value in weights):
             raise CourseError(
                 f"with {exact} rows and micro_batch={exact // 3} the loss or a weight is not finite; "
                 f"is one of your micro-batches empty?"
             )
+        self.model.set_weights(self.first)
         x, y = self.x[: SMALL["rows"]], self.y[: SMALL["rows"]]
         if big_step(self.model, self.new_optimizer(), loss, x, y, SMALL["micro_batch"]) is None:
             raise CourseError("big_step returned nothing: return the mean loss over all rows.")
@@ -187,7 +194,8 @@ class _Bench:
             passes.clear()
             returned.clear()
             peaks.append(measure.peak_memory_bytes(step))
-        change = [np.ravel(now - then) for now, then in zip(self.model.get_weights(), self.first)]
+            changes.append(self.change())
+        later_losses = [float(self.loss(y, self.model(x))) for x, y in self.parts]
         return {
             "peak_bytes": min(peaks),
             "loss": returned[0],
@@ -195,8 +203,23 @@ class _Bench:
             "small_rows": small_rows,
             "turns": max(map(_turns_at_once, graphs), default=0),
             "updates": int(optimizer.iterations.numpy()),
-            "change": np.concatenate(change),
+            "change": changes[1],
+            "repeated_off": float(np.linalg.norm(changes[1] - changes[0]) / np.linalg.norm(changes[0])),
+            "later_loss": float(np.average(later_losses, weights=[len(y) for _, y in self.parts])),
         }
+
+    def change(self) -> np.ndarray:
+        """Of the weights since the first ones, as one vector."""
+        return np.concatenate([np.ravel(now - then) for now, then in zip(self.model.get_weights(), self.first)])
+
+    def change_one_by_one(self) -> np.ndarray:
+        """The change by an update from each micro-batch's share of the gradient, in place of one from their sum."""
+        self.model.set_weights(self.first)
+        optimizer = self.new_optimizer()
+        for x, y in self.parts:
+            share = len(y) / len(self.y)
+            optimizer.apply([share * gradient for gradient in self.gradients(x, y)[1]], self.model.trainable_variables)
+        return self.change()
 
     def by_micro_batch(self) -> tuple[list[float], list[np.ndarray]]:
         """Every micro-batch's loss, and its gradients as one vector."""
