@@ -1,4 +1,4 @@
-"""Exercise 07: an attention block cut by heads, row-parallel backward, layouts, ZeRO's bytes, a mesh.
+"""Exercise 07: an attention block cut by heads, row-parallel backward, layouts, bytes, a mesh; q4: ex07_transformer.
 
 Needs NumPy; the wrong answers need JAX when they run, and those of q4 Keras on JAX in another process.
 """
@@ -10,14 +10,13 @@ import re
 import numpy as np
 
 from course_lib.exercises.judges import forms, question_maker
+from course_lib.exercises.judges.ex07_transformer import FLOAT32, TRANSFORMER
 from course_lib.exercises.judges.numbers import ROUGH, off
-from course_lib.exercises.judges.stops import stopped_by
 from course_lib.exercises.probes import ex07 as probes
 from course_lib.exercises.probes.cases import REFUSED
 from course_lib.exercises.question import Target
 
 question = question_maker.of("07_tensor_parallelism_and_sharding")
-FLOAT32 = 1e-5  # relative: sums of a dozen products in float32
 
 
 # q1: attention, cut by heads
@@ -37,7 +36,8 @@ def _a_part_each(answers, seed):
 
 def _sums_to_one_device(answers, seed):
     for block, answer in zip(probes.blocks(seed), answers["blocks"], strict=True):
-        if answer["total"] is None:
+        columns = block["devices"], 3 * len(block["fused"]) // block["devices"]
+        if answer["total"] is None or np.shape(answer["columns"]) != columns:
             return "not computed: the shards have other shapes"
         far = off(answer["total"], probes.attend(block["x"], block["fused"], block["out"], block["heads"]))
         if not far <= FLOAT32:
@@ -89,6 +89,49 @@ def _third_of(fused, device, devices):
     return np.concatenate([np.split(part, devices, axis=1)[device] for part in np.split(fused, 3, axis=1)], axis=1)
 
 
+def _heads_torn(answers, seed):
+    """Whether the columns of each shard are columns of the fused kernel, and a device has some of a head's, not all."""
+    torn = False
+    for block, answer in zip(probes.blocks(seed), answers["blocks"], strict=True):
+        if answer["columns"] is not None:
+            first, held = block["fused"][0], answer["columns"]
+            places = np.abs(held[:, :, None] - first).argmin(axis=2)  # (devices, 3h / devices)
+            if off(held, first[places]) > FLOAT32:
+                return False
+            size = len(block["fused"]) // block["heads"]
+            counts = [np.bincount(np.unique(row) // size, minlength=3 * block["heads"]) for row in places]
+            torn = torn or bool(set(np.ravel(counts)) - {0, size})
+    return torn
+
+
+def _four_heads(answers, seed):
+    """Whether each shard has the shape of its part of four heads, whatever the number of heads."""
+    for block, answer in zip(probes.blocks(seed), answers["blocks"], strict=True):
+        width, devices = len(block["fused"]), block["devices"]
+        held = width // 4 * (4 // devices)
+        if answer["shapes"] != [[[width, 3 * held], [held, width]]] * devices:
+            return False
+    return True
+
+
+def _two_merged(answers, seed):
+    """Whether the shards are right, and merged kernels have as many columns and rows as two shards have."""
+    for block, answer in zip(probes.blocks(seed), answers["blocks"], strict=True):
+        width, held = len(block["fused"]), 2 * len(block["fused"]) // block["devices"]
+        if [part.shape for part in answer["merged"]] != [(width, 3 * held), (held, width)]:
+            return False
+    return _sums_to_one_device(answers, seed) is True
+
+
+def _digits_lost(answers, seed):
+    merged = [
+        off(part, block[name])
+        for block, answer in zip(probes.blocks(seed), answers["blocks"], strict=True)
+        for name, part in zip(("fused", "out"), answer["merged"], strict=True)
+    ]
+    return _sums_to_one_device(answers, seed) is True and max(merged) <= FLOAT32
+
+
 def _nearly_right(answers, seed):
     pairs = zip(probes.blocks(seed), answers["blocks"], strict=True)
     totals = [(a["total"], probes.attend(b["x"], b["fused"], b["out"], b["heads"])) for b, a in pairs]
@@ -115,6 +158,7 @@ def _in_order(order):
 
 _BLOCK = {
     "shapes": [([forms.whole], [forms.whole])],
+    "columns": forms.either(forms.array, forms.nothing),
     "total": forms.either(forms.array, forms.nothing),
     "merged": forms.either([forms.array], forms.nothing),
 }
@@ -134,6 +178,9 @@ HEADS = question(
             _columns_dealt(_rows), _columns_dealt(lambda out, device, devices: out[device::devices])
         ),
         "another order of the three": _cut_as(*map(_in_order, [*itertools.permutations(range(3))][1:])),
+        "rows dealt out": _cut_as(
+            lambda fused, out, device, devices: (_third_of(fused, device, devices), out[device::devices])
+        ),
         "output divided": _cut_as(
             lambda fused, out, device, devices: (
                 _third_of(fused, device, devices),
@@ -144,7 +191,11 @@ HEADS = question(
             lambda fused, out, device, devices: (_third_of(fused, device, devices), _rows(out.T, device, devices))
         ),
         "whole on each": _whole_on_each,
+        "four heads": _four_heads,
+        "two merged": _two_merged,
+        "torn heads": _heads_torn,
         "few digits": _nearly_right,
+        "digits lost": _digits_lost,
     },
 )
 
@@ -195,7 +246,7 @@ def _summed_numbers(sums, axis):
 def _little_forward(answers, seed):
     sums, wanted = answers["sums"]["forward"], math.prod(answers["y"].shape[2:])
     if [axis for axis, _ in sums] != ["model"]:
-        return f"yours sums along {', '.join(axis for axis, _ in sums) or 'no axis'}"
+        return f"all_reduce sums along {', '.join(axis for axis, _ in sums) or 'no axis'}"
     got = _summed_numbers(sums, "model")
     return got == wanted or f"yours sums {got} numbers and y has {wanted}"
 
@@ -206,6 +257,8 @@ def _little_backward(answers, seed):
         return f"yours sums {model} numbers along model"
     wanted = one["kernel"].size // probes.layer_mesh(seed)[1] + one["bias"].size
     got = _summed_numbers(sums, "data")
+    if got < wanted and _only("y", "x")(answers, seed):
+        return f"your gradients are right with {got} numbers summed by all_reduce, so others were summed without it"
     return got <= wanted or f"yours sums {got} numbers along data, and a device's kernel and bias have {wanted}"
 
 
@@ -242,6 +295,28 @@ def _mean_over_rows(answers, seed):
     )
 
 
+def _mean_over_data(answers, seed):
+    """Both are divided by the length of `data`, this mesh's or the notebook's."""
+    wanted = {"kernel": _kernel_gradient, "bias": _bias_gradient}
+    return any(_times(factor, **wanted)(answers, seed) for factor in (lambda data, *_: 1 / data, lambda *_: 1 / 2))
+
+
+def _rounded(answers, seed):
+    """All are nearly right, and not all are right."""
+    one, mesh = probes.layer_inputs(seed), probes.layer_mesh(seed)
+    wanted = {"y": _y, "x": _x_gradient, "kernel": _kernel_gradient, "bias": _bias_gradient}
+    far = [off(answers[name], part(one, mesh)) for name, part in wanted.items()]
+    return FLOAT32 < max(far) <= ROUGH
+
+
+def _another_all_reduce(answers, seed):
+    """All numbers are right, and fewer than they take went through the all_reduce that was passed."""
+    sums, y = answers["sums"], math.prod(answers["y"].shape[2:])
+    gradients = math.prod(answers["kernel"].shape[2:]) + math.prod(answers["bias"].shape[2:])
+    few = _summed_numbers(sums["forward"], "model") < y or _summed_numbers(sums["backward"], "data") < gradients
+    return few and _only()(answers, seed)
+
+
 def _upstream_first(answers, seed):
     """The kernel's gradient is that of a device's x and of all devices' upstream gradients added up."""
     one, (data, model) = probes.layer_inputs(seed), probes.layer_mesh(seed)
@@ -267,10 +342,16 @@ ROW_PARALLEL = question(
     ),
     recognise={
         "bias over all devices": _times(lambda data, model, rows: model, bias=_bias_gradient),
-        "mean over data": _times(lambda data, model, rows: 1 / data, kernel=_kernel_gradient, bias=_bias_gradient),
+        "mean over data": _mean_over_data,
         "mean over the rows": _mean_over_rows,
         "upstream gradients first": _upstream_first,
+        "few digits": _rounded,
+        "another all-reduce": _another_all_reduce,
+        "along data in forward": lambda answers, seed: _summed_numbers(answers["sums"]["forward"], "data") > 0,
         "more than y": lambda answers, seed: _only()(answers, seed) and _little_backward(answers, seed) is True,
+        "along model in backward": lambda answers, seed: (
+            _only()(answers, seed) and _summed_numbers(answers["sums"]["backward"], "model") > 0
+        ),
         "more than the gradients": lambda answers, seed: _only()(answers, seed),
     },
 )
@@ -279,13 +360,13 @@ ROW_PARALLEL = question(
 # q3: what a layout cuts
 
 
-def _covered(layout, shapes, mesh):
+def _covered(layout, shapes, mesh, matches=re.fullmatch, own_first=True):
     """The shapes that a device holds, by path, and the keys that cut nothing."""
     held, working = {}, set()
     for path, shape in shapes.items():
-        keys = [key for key in layout if key == path] + [key for key in layout if re.fullmatch(key, path)]
-        axes = layout[keys[0]] if keys else [None] * len(shape)
-        held[path] = tuple(size // mesh.get(axis, 1) for size, axis in zip(shape, axes))
+        keys = [key for key in layout if own_first and key == path] + [key for key in layout if matches(key, path)]
+        axes = layout[keys[0]] if keys else ()
+        held[path] = tuple(size // mesh.get(axis, 1) for size, axis in itertools.zip_longest(shape, axes[: len(shape)]))
         if held[path] != shape:
             working.add(keys[0])
     return held, set(layout) - working
@@ -297,7 +378,7 @@ def _held_right(answers, seed):
         if missing := wanted.keys() - held.keys():
             return f"{min(missing)} is missing"
         for path, shape in wanted.items():
-            if tuple(held[path]) != shape:
+            if tuple(held[path]) != shape or not all(map(forms.whole, held[path])):
                 return f"{path} {case['shapes'][path]} comes out as {tuple(held[path])} on the mesh {case['mesh']}"
     return True
 
@@ -315,6 +396,21 @@ def _idle(over):
     return holds
 
 
+def _matched_by(matches, own_first=True):
+    """Recognise keys that are matched in another way. A key with too few axes may leave out a shape's other sizes."""
+
+    def recognise(answers, seed):
+        for case, held, named in zip(probes.layouts(seed), answers["held"], answers["idle"], strict=True):
+            wanted, idle = _covered(**case, matches=matches, own_first=own_first)
+            if held.keys() != wanted.keys() or set(named) != idle:
+                return False
+            if any(not held[path] or tuple(held[path]) != shape[: len(held[path])] for path, shape in wanted.items()):
+                return False
+        return True
+
+    return recognise
+
+
 LAYOUTS = question(
     name="q3",
     title="Find the keys that cut nothing",
@@ -326,102 +422,15 @@ LAYOUTS = question(
         Target("every key that cuts nothing is named", _idle(over=False)),
         Target("no key that cuts something is named", _idle(over=True)),
     ),
-)
-
-
-# q4: a transformer on eight devices
-
-_PAIRS = (
-    (r"block\d_(query|key|value)/kernel", r"block\d_attention_out/kernel"),
-    (r"block\d_mlp_in/kernel", r"block\d_mlp_out/kernel"),
-)
-_BY_COLUMNS = r"block\d_(query|key|value|mlp_in)/kernel|logits/kernel"
-_BY_ROWS = r"block\d_(attention_out|mlp_out)/kernel"
-
-
-def _fits(answers, seed):
-    allowed, most = answers["bytes_alone"] // probes.SHARE, max(answers["bytes_held"])
-    return most <= allowed or f"a device holds {most:,} B, and {allowed:,} B are allowed"
-
-
-def _tensor_parallel(answers, seed):
-    layers = probes.transformer_sizes(seed)["layers"]
-    for pattern, kernels in ((_BY_COLUMNS, 4 * layers + 1), (_BY_ROWS, 2 * layers)):
-        if (found := sum(bool(re.fullmatch(pattern, path)) for path in answers["axes"])) != kernels:
-            return f"the model has {found} of {kernels} such kernels"
-    for path, axes in answers["axes"].items():
-        for pattern, side, place in ((_BY_COLUMNS, "columns", 1), (_BY_ROWS, "rows", 0)):
-            if re.fullmatch(pattern, path) and "model" not in axes[place : place + 1]:
-                named = ", ".join(axis or "None" for axis in axes)
-                return f"{path} has axes ({named}), and model should cut its {side}"
-    return True
-
-
-def _equals_one_device(answers, seed):
-    return bool(answers["off"] <= FLOAT32) or f"off by {100 * answers['off']:,.4g}%"
-
-
-def _uncut(answers):
-    """Paths of the kernels and tables that are not cut along both axes."""
-    kernels = {path: axes for path, axes in answers["axes"].items() if "kernel" in path or "embed" in path}
-    return [path for path, axes in kernels.items() if not {"data", "model"} <= set(axes)]
-
-
-def _some_blocks_whole(answers, seed):
-    """Whether all that is not cut along both axes is in some of the blocks, and not in all of them."""
-    left = [re.match(r"block(\d+)_", path) for path in _uncut(answers)]
-    return all(left) and 0 < len({found[1] for found in left}) < probes.transformer_sizes(seed)["layers"]
-
-
-def _cut_at(answers, pattern, place):
-    """Whether `model` cuts this dimension of every kernel with such a path."""
-    return all(
-        "model" in axes[place : place + 1] for path, axes in answers["axes"].items() if re.fullmatch(pattern, path)
-    )
-
-
-def _in_a_pair(first, second):
-    """Whether `model` cuts these dimensions of two layers in a row, in the attention or in the MLP of every block."""
-    return lambda answers, seed: any(
-        _cut_at(answers, one, first) and _cut_at(answers, other, second) for one, other in _PAIRS
-    )
-
-
-_TRAINED = {
-    "bytes_alone": forms.whole,
-    "bytes_held": (forms.count,) * math.prod(probes.MESH),
-    "axes": {str: [forms.text]},
-    "off": forms.distance,
-}
-TRANSFORMER = question(
-    name="q4",
-    title="A transformer in a seventh of the memory",
-    asks_for=("layout_keys",),
-    probe=probes.probe_layout,
-    form=_TRAINED,
-    takes_long=True,
-    targets=(
-        Target(f"weights and momentum on each device: at most 1/{probes.SHARE} of one device's", _fits),
-        Target(
-            "model cuts query, key, value, mlp_in and logits by columns, the two layers out by rows", _tensor_parallel
-        ),
-        Target("a training step changes the weights as on one device, to 0.001%", _equals_one_device),
-    ),
     recognise={
-        "a part of the path": stopped_by("matches only a part of"),
-        "two keys for one variable": stopped_by("layout keys"),
-        "a key for nothing": stopped_by("matches no variable at all"),
-        "kernels' axes for biases": stopped_by("has 1 dimension(s)"),
-        "model axis alone": lambda answers, seed: set().union(*answers["axes"].values()) - {""} == {"model"},
-        "data axis alone": lambda answers, seed: set().union(*answers["axes"].values()) - {""} == {"data"},
-        "tables whole": lambda answers, seed: (
-            bool(_uncut(answers)) and all(path.endswith("embeddings") for path in _uncut(answers))
+        "exact path not first": lambda answers, seed: any(
+            _matched_by(matches, own_first=False)(answers, seed)
+            for matches in (re.fullmatch, lambda key, path: key == path or re.fullmatch(key, path))
         ),
-        "some blocks whole": _some_blocks_whole,
-        "columns everywhere": _in_a_pair(1, 1),
-        "columns for rows": _in_a_pair(0, 1),
-        "logits by rows": lambda answers, seed: _cut_at(answers, "logits/kernel", 0),
-        "some kernels whole": lambda answers, seed: bool(_uncut(answers)),
+        "anywhere in the path": _matched_by(re.search),
+        "the path's beginning": _matched_by(re.match),
+        "the path's end": _matched_by(lambda key, path: re.search(f"({key})$", path)),
+        "one alternative alone": _matched_by(lambda key, path: re.match(key + "$", path)),
     },
 )
 
@@ -489,15 +498,20 @@ ZERO = question(
 # q6: a mesh
 
 
-def _allowed_meshes(case):
-    """(data, model, whether it fits) of each mesh that is allowed, the shortest model axis first."""
+def _allowed_meshes(case, rounded=(float, float, float)):
+    """(data, model, whether it fits) of each mesh that is allowed, the shortest model axis first.
+
+    rounded  how the parts of state, of an example and their sum are rounded
+    """
+    of_state, of_example, of_all = rounded
     devices, batch = case["devices"], case["global_batch"]
     for model in range(1, devices + 1):
-        state = case["whole_bytes"] + case["cut_bytes"] / model
-        example = case["example_whole_bytes"] + case["example_cut_bytes"] / model
+        state = case["whole_bytes"] + of_state(case["cut_bytes"] / model)
+        example = case["example_whole_bytes"] + of_example(case["example_cut_bytes"] / model)
         divides = not any(count % model for count in (devices, case["machine_devices"], case["heads"]))
         if divides and batch * model % devices == 0:
-            yield devices // model, model, state + batch * model / devices * example <= case["memory_bytes"]
+            needed = of_all(state + batch * model / devices * example)
+            yield devices // model, model, needed <= case["memory_bytes"]
 
 
 def _best_mesh(case):
@@ -530,7 +544,7 @@ def _described(case, mesh):
 
 
 def _other_product(case, mesh, best):
-    if mesh != REFUSED and math.prod(mesh) != case["devices"]:
+    if mesh != REFUSED and (math.prod(mesh) != case["devices"] or not all(map(forms.whole, mesh))):
         return f"{tuple(mesh)} for {case['devices']} devices"
 
 
@@ -546,6 +560,18 @@ def _batch_not_cut_evenly(answers, seed):
     given = [pair for pair in zip(probes.clusters(seed), answers["meshes"], strict=True) if pair[1] != REFUSED]
     whole = all(math.prod(mesh) == case["devices"] and not case["machine_devices"] % mesh[1] for case, mesh in given)
     return whole and any(case["global_batch"] % mesh[0] for case, mesh in given)
+
+
+def _part_rounded_down(answers, seed):
+    """The best mesh where parts of either kind of bytes, of both, or of their sum are rounded down."""
+    roundings = ((math.floor, float, float), (float, math.floor, float), (math.floor, math.floor, float))
+    return any(
+        all(
+            mesh == next(([data, model] for data, model, fits in _allowed_meshes(case, how) if fits), REFUSED)
+            for case, mesh in zip(probes.clusters(seed), answers["meshes"], strict=True)
+        )
+        for how in (*roundings, (float, float, math.floor))
+    )
 
 
 def _meshes_where_none_fits(answers, seed):
@@ -574,6 +600,7 @@ MESHES = question(
         Target("the smallest model axis that is allowed and fits", _each_mesh(_another_mesh)),
     ),
     recognise={
+        "rounded down": _part_rounded_down,
         "none not refused": _meshes_where_none_fits,
         "batch forgotten": _batch_not_cut_evenly,
         "the longest decides": _wrong_where_a_longer_axis_needs_more,

@@ -13,22 +13,27 @@ from course_lib.exercises.probes.ex07_mesh_step import train_on_a_mesh
 
 MESH = (2, 4)  # of q4: data, model
 SHARE = 7  # q4: a device may hold one part in this many; its eight devices cannot hold less than one in eight
+BLOCKS, POSITIONS = 12, 64  # of q4's model that is laid out and not trained
 
 
 # q1: attention, cut by heads
 
 
 def blocks(seed: int) -> list[dict[str, object]]:
-    """q1's blocks: x (tokens, h), fused (h, 3h), out (h, h), float32; heads, and devices that divide them."""
+    """q1's blocks: x (tokens, h), fused (h, 3h), out (h, h); heads, and devices that divide them: 2, 3 and 1 on each.
+
+    All of float32, but for the last one's float64.
+    """
     rng = np.random.default_rng(seed)
     made = []
-    for heads, devices in ((4, 2), (6, 3), (8, 4)):
-        width = heads * int(rng.integers(2, 5))
+    drawn = ((4, 2, (2, 3), "float32"), (9, 3, (4, 6), "float32"), (4, 4, (3, 5), "float64"))
+    for heads, devices, sizes, kind in drawn:
+        width = heads * int(rng.choice(sizes))
         made.append(
             {
-                "x": rng.normal(size=(int(rng.integers(4, 8)), width)).astype("float32"),
-                "fused": (rng.normal(size=(width, 3 * width)) / 2).astype("float32"),
-                "out": (rng.normal(size=(width, width)) / 2).astype("float32"),
+                "x": rng.normal(size=(int(rng.integers(4, 8)), width)).astype(kind),
+                "fused": (rng.normal(size=(width, 3 * width)) / 2).astype(kind),
+                "out": (rng.normal(size=(width, width)) / 2).astype(kind),
                 "heads": heads,
                 "devices": devices,
             }
@@ -48,7 +53,8 @@ def attend(x: np.ndarray, fused: np.ndarray, out: np.ndarray, heads: int) -> np.
 
 
 def probe_heads(names, seed):
-    """Of each block the shards' shapes, the sum of what the devices compute, and the merged kernels.
+    """Of each block the shards' shapes, the first row of each device's fused kernel, the sum of what the devices
+    compute, and the merged kernels.
 
     Nothing is computed with shards of other shapes than a device's part of the heads has. All are cut before any is
     merged.
@@ -61,8 +67,9 @@ def _merged(names, block, cut):
     width, devices = len(block["fused"]), block["devices"]
     shards = [tuple(np.asarray(part) for part in pair) for pair in cut]
     shapes = [[list(part.shape) for part in pair] for pair in shards]
-    answers = {"shapes": shapes, "total": None, "merged": None}
+    answers = {"shapes": shapes, "columns": None, "total": None, "merged": None}
     if shapes == [[[width, 3 * width // devices], [width // devices, width]]] * devices:
+        answers["columns"] = np.array([fused[0] for fused, _ in shards])
         answers["total"] = sum(attend(block["x"], *pair, block["heads"] // devices) for pair in shards)
         answers["merged"] = [np.asarray(part) for part in names["merge_attention"](shards)]
     return answers
@@ -133,6 +140,7 @@ def _layout(rng: np.random.Generator, mesh: dict[str, int], other: int) -> dict[
         for part in ("query", "value", "attention_out"):
             shapes |= {f"{block}_{part}/kernel": (width, width), f"{block}_{part}/bias": (width,)}
         shapes |= {f"{block}_mlp_in/kernel": (width, 4 * width), f"{block}_mlp_out/kernel": (4 * width, width)}
+    shapes |= {"expert[0]/kernel": (width, width), "expert0/kernel": (width, width)}
     keys = [
         (".*_(query|value)/kernel", (None, "model")),
         (".*_mlp_out/kernel", ("model", None)),
@@ -147,6 +155,7 @@ def _layout(rng: np.random.Generator, mesh: dict[str, int], other: int) -> dict[
     ]
     exact = {f"block{other}_mlp_out/kernel": ("data", "model"), "block2_attention_out/kernel": ("data", "model")}
     exact |= {"block2_query/kernel": (None, None), "block2_mlp_in/kernel": ("expert", "model")}
+    exact |= {"expert[0]/kernel": (None, "model")}  # as an expression it matches the other one alone
     return {"shapes": shapes, "layout": dict(shuffled(rng, keys)) | exact, "mesh": mesh}
 
 
@@ -155,7 +164,7 @@ def probe_coverage(names, seed):
     said = [names["covered"](dict(case["layout"]), dict(case["shapes"]), dict(case["mesh"])) for case in layouts(seed)]
     return {
         "held": [{path: list(shape) for path, shape in held.items()} for held, _ in said],
-        "idle": [list(idle) for _, idle in said],
+        "idle": [sorted(idle, key=str) for _, idle in said],
     }
 
 
@@ -174,9 +183,13 @@ def transformer_sizes(seed: int) -> dict[str, int]:
 
 
 def probe_layout(names, seed):
-    """Where a real training step leaves each weight, the bytes on each device, the distance from one device's step."""
+    """Where a real training step leaves each weight, the bytes on each device, the distance from one device's step.
+
+    And of a model with more blocks and positions, which is not trained, each variable's shape and axes.
+    """
     keys = {str(key): list(axes) for key, axes in names["layout_keys"]().items()}
     arguments = {"keys": keys, "sizes": transformer_sizes(seed), "mesh": list(MESH)}
+    arguments |= {"blocks": BLOCKS, "positions": POSITIONS}
     job = cluster.Job(
         train_on_a_mesh, workers=1, framework="jax", arguments=arguments, environment={"JAX_PLATFORMS": "cpu"}
     )
@@ -190,14 +203,17 @@ def probe_layout(names, seed):
 
 
 def buffers(seed: int) -> list[dict[str, object]]:
-    """q5's cases: layers as (numbers, trained), devices that divide one of them, and a stage; first small ones."""
+    """q5's cases: layers as (numbers, trained), devices that divide one of them, and a stage; first small ones.
+
+    In the last one every buffer, cut or not, has more numbers than float32 can tell apart.
+    """
     rng = np.random.default_rng(seed)
     cases = [
         {"layers": [(3, True), (5, True), (4, True), (7, False)], "devices": 2, "stage": stage} for stage in range(4)
     ]
-    for stage in range(4):
+    for stage, scale in ((0, 1), (1, 1), (2, 1), (3, 1), (3, 2**20)):
         devices = int(rng.integers(5, 12))
-        numbers = devices * rng.integers(50, 500, size=6) + rng.integers(1, devices // 2 + 1, size=6)
+        numbers = devices * rng.integers(50 * scale, 500 * scale, size=6) + rng.integers(1, devices // 2 + 1, size=6)
         numbers[0] -= numbers[0] % devices
         trained = rng.permutation([True] * 4 + [False] * 2)
         layers = [(int(count), bool(learns)) for count, learns in zip(numbers, trained)]

@@ -5,8 +5,11 @@ import re
 import numpy as np
 
 
-def train_on_a_mesh(task, keys, sizes, mesh):
-    """A worker's program: one step of SGD with momentum, alone and under the layout; or why the layout was refused."""
+def train_on_a_mesh(task, keys, sizes, mesh, blocks, positions):
+    """A worker's program: one step of SGD with momentum, alone and under the layout; or why the layout was refused.
+
+    The layout's axes for a model of so many blocks and positions are worked out from its paths alone.
+    """
     from course_lib import devices
 
     names = devices.simulate(mesh[0] * mesh[1], "jax").names
@@ -37,6 +40,7 @@ def train_on_a_mesh(task, keys, sizes, mesh):
         "bytes_alone": max(held[0].values()),
         "bytes_held": list(held[1].values()),
         "axes": {variable.path: [axis or "" for axis in variable.value.sharding.spec] for variable in split.weights},
+        "planned": _planned(keys, alone, blocks, positions),
         "off": float(np.linalg.norm(change - wanted) / np.linalg.norm(wanted)),
     }
 
@@ -51,6 +55,19 @@ def _cuts_nothing(keys, paths) -> str:
                 "so it cuts nothing"
             )
     return ""
+
+
+def _planned(keys, model, blocks, positions) -> dict[str, dict[str, list]]:
+    """By path, shape and axes of a model like this one, with other numbers of blocks and positions."""
+    shapes = {}
+    for variable in model.weights:
+        block, part = re.fullmatch(r"(block\d+_)?(.*)", variable.path).groups()
+        names = [f"block{number}_{part}" for number in range(1, blocks + 1)] if block else [part]
+        shapes |= dict.fromkeys(names, list(variable.shape))
+    shapes["position_embedding/embeddings"] = [positions, *shapes["position_embedding/embeddings"][1:]]
+    found = {path: [path, *(key for key in keys if re.fullmatch(key, path))] for path in shapes}
+    axes = {path: next((keys[key] for key in matching if key in keys), []) for path, matching in found.items()}
+    return {path: {"shape": shapes[path], "axes": [axis or "" for axis in axes[path]]} for path in shapes}
 
 
 def _step(model, tokens) -> np.ndarray:
