@@ -1007,16 +1007,20 @@ def test_an_all_reduce_is_timed_for_each_rate(monkeypatch):
 def test_who_watches_a_task_for_hangs(monkeypatch):
     asked = []
     monkeypatch.setattr(task, "watch", lambda *what, **how: asked.append(("watch", *what, how)) or "done")
-    monkeypatch.setattr(task, "keep_record", lambda *what: asked.append(("record", *what)))
+    monkeypatch.setattr(task, "keep_record", lambda *what: asked.append(("keep", *what)))
+    monkeypatch.setattr(task.recorder, "record", lambda *what: asked.append(("record", *what)))
     alone, served = cluster.Job(PROGRAM, hang_seconds=3), cluster.Job(PROGRAM, parameter_servers=1, hang_seconds=3)
     assert task._watch(alone, "folder", "worker 1", alone=True) == "done"
     assert task._watch(alone, "folder", "worker 1", alone=False)() is None
     assert task._watch(served, "folder", "worker 0", alone=True)() is None
     assert task._watch(cluster.Job(PROGRAM), "folder", "worker 0", alone=True)() is None
     assert asked == [
+        ("record", "folder", "worker 1"),
         ("watch", "folder", "worker 1", 3, {"end": True}),
         ("record", "folder", "worker 1"),
+        ("keep", "folder", "worker 1"),
         ("record", "folder", "worker 0"),
+        ("keep", "folder", "worker 0"),
     ]
 
 
