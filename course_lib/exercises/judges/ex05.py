@@ -1,240 +1,23 @@
-"""Exercise 05: batches of few shapes, a layout that fits a chip, rows per host; q3 is in ex05_tiles, q5 in ex05_slices.
+"""Exercise 05: a layout that fits a chip, rows per host; q1 is in ex05_batches, q3 in ex05_tiles, q5 in ex05_slices.
 
 Needs NumPy; the wrong answers need JAX when they run, and those of q2 the TPU compiler.
 """
 
 import math
-from collections import Counter
 
 import numpy as np
 
 from course_lib import tpu
 from course_lib.exercises.judges import forms, question_maker
+from course_lib.exercises.judges.ex05_batches import FEW_SHAPES
 from course_lib.exercises.judges.ex05_slices import SLICES
 from course_lib.exercises.judges.ex05_tiles import TILES
-from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.judges.stops import stopped_by
 from course_lib.exercises.probes import ex05 as probes
 from course_lib.exercises.probes.salted_hash import SALTED
 from course_lib.exercises.question import Target
 
 question = question_maker.of("05_tpu")
-FLOAT32 = 1e-5  # relative: a mean of a hundred numbers in float32
-
-
-# q1: few shapes
-
-
-def _found(answers) -> list[list[tuple[int, ...]]]:
-    """Of each batch the examples in it: the tokens of a row that have a weight."""
-    return [
-        [tuple(row[mask != 0].tolist()) for row, mask in zip(tokens, weights, strict=True) if mask.any()]
-        for tokens, weights in zip(answers["tokens"], answers["weights"], strict=True)
-    ]
-
-
-def _counts(answers, seed):
-    """By example: how often it is there, and how often it should be."""
-    found = Counter(row for batch in _found(answers) for row in batch)
-    wanted = Counter(tuple(example.tolist()) for example in probes.corpus(seed)["examples"])
-    return {row: (found[row], wanted[row]) for row in {*found, *wanted}}
-
-
-def _missing(answers, seed):
-    return [row for row, (found, wanted) in _counts(answers, seed).items() if found < wanted]
-
-
-def _repeated(answers, seed):
-    return [row for row, (found, wanted) in _counts(answers, seed).items() if found > wanted]
-
-
-def _nothing_lost(answers, seed):
-    if missing := _missing(answers, seed):
-        shortest = min(missing, key=len)
-        one = f", such as {list(shortest)}" if len(shortest) < 9 else ""
-        return f"{len(missing)} of {len(probes.corpus(seed)['examples'])} examples are not there as they were{one}"
-    if repeated := _repeated(answers, seed):
-        return f"{len(repeated)} rows with weight are not an example, or one that was there already"
-    for weights in answers["weights"]:
-        lengths = (weights != 0).sum(axis=1)
-        if not np.array_equal(weights, np.arange(weights.shape[1]) < lengths[:, None]):
-            return "a row's weights are not ones and then zeros"
-    return True
-
-
-def _few_compilations(answers, seed):
-    compiled, allowed = answers["compilations"], len(probes.corpus(seed)["buckets"])
-    return compiled <= allowed or f"{compiled} compilations for {len(answers['tokens'])} batches"
-
-
-def _little_padding(answers, seed):
-    given = probes.corpus(seed)
-    sizes = [min(size for size in given["buckets"] if size >= len(example)) for example in given["examples"]]
-    needed = sum(size * given["batch"] * math.ceil(sizes.count(size) / given["batch"]) for size in given["buckets"])
-    tokens, positions = sum(map(len, given["examples"])), sum(batch.size for batch in answers["tokens"])
-    yours, enough = (f"{1 - tokens / taken:.0%}" for taken in (positions, needed))
-    return positions <= needed or f"{yours} of your positions are padding, and {enough} would do"
-
-
-def _unpadded(answers, seed, shares_of):
-    """Each batch's loss and gradient in NumPy, where shares_of(weights) is the part of each position in the mean."""
-    model = probes.table(seed).astype("float64")
-    for tokens, weights in zip(answers["tokens"], answers["weights"], strict=True):
-        shares, gradient = shares_of(weights), np.zeros_like(model)
-        np.add.at(gradient, tokens, (2 * shares * (model[tokens].sum(axis=-1) - 1))[..., None])
-        yield (probes.token_losses(model, tokens) * shares).sum(), gradient
-
-
-OVER = {  # what a mean is taken over: of a batch's weights, the part of each position
-    "tokens": lambda weights: weights / weights.sum(),
-    "positions": lambda weights: weights / weights.size,
-    "rows": lambda weights: weights / np.maximum(weights.sum(axis=1, keepdims=True), 1) / weights.any(axis=1).sum(),
-}
-
-
-def _mean_is(*means):
-    """Recognise a mean_loss that is one of these, and is not the right one.
-
-    means  functions of a batch's weights: the part of each position in the mean
-    """
-    return lambda answers, seed: (
-        _as_unpadded(answers, seed) is not True
-        and any(_worst(answers, seed, shares_of) <= FLOAT32 for shares_of in means)
-    )
-
-
-def _worst(answers, seed, shares_of):
-    """How far losses and gradients are from those of this mean, as a share of them."""
-    pairs = zip(answers["losses"], answers["gradients"], _unpadded(answers, seed, shares_of), strict=True)
-    return max(
-        max(abs(loss / wanted - 1), off(gradient, wanted_gradient))
-        for loss, gradient, (wanted, wanted_gradient) in pairs
-    )
-
-
-def _as_unpadded(answers, seed):
-    losses, weights = (list(map(list, part)) for part in probes.TINY_MEAN)
-    if abs(answers["tiny_mean"] - 4) > FLOAT32:
-        return f"mean_loss({losses}, {weights}) gives {answers['tiny_mean']:.4g}, and 4 is wanted"
-    worst = _worst(answers, seed, OVER["tokens"])
-    return bool(worst <= FLOAT32) or f"off by up to {100 * worst:,.4g}%"
-
-
-def _shapes(answers, seed):
-    """The rows and the lengths that batches have, and what they may have."""
-    given = probes.corpus(seed)
-    rows, lengths = ({tokens.shape[axis] for tokens in answers["tokens"]} for axis in (0, 1))
-    return rows, lengths, given["batch"], set(given["buckets"])
-
-
-def _to_longest_of_batch(answers, seed):
-    rows, lengths, batch, buckets = _shapes(answers, seed)
-    return rows == {batch} and not lengths <= buckets
-
-
-def _ragged(answers, seed):
-    rows, lengths, batch, buckets = _shapes(answers, seed)
-    return max(rows) == batch and min(rows) < batch and lengths <= buckets
-
-
-def _one_shape(answers, seed):
-    _, lengths, _, buckets = _shapes(answers, seed)
-    return _nothing_lost(answers, seed) is True and lengths == {max(buckets)}
-
-
-def _longer_than_needed(answers, seed):
-    rows, lengths, batch, buckets = _shapes(answers, seed)
-    padded = _little_padding(answers, seed) is not True
-    return _nothing_lost(answers, seed) is True and rows == {batch} and lengths <= buckets and padded
-
-
-def _whole_rows_weighted(answers, seed):
-    alike = all((weights == weights[:, :1]).all() for weights in answers["weights"])
-    rows = sum(int((weights != 0).any(axis=1).sum()) for weights in answers["weights"])
-    return alike and rows == len(probes.corpus(seed)["examples"])
-
-
-def _several_in_a_row(answers, seed):
-    """All tokens have a weight, and stand in fewer rows than there are examples."""
-    examples = probes.corpus(seed)["examples"]
-    rows = sum(int((weights != 0).any(axis=1).sum()) for weights in answers["weights"])
-    return rows < len(examples) and sum(weights.sum() for weights in answers["weights"]) == sum(map(len, examples))
-
-
-def _in_pieces(answers, seed):
-    """All tokens have a weight, and stand in more rows than there are examples."""
-    examples = probes.corpus(seed)["examples"]
-    rows = sum(int((weights != 0).any(axis=1).sum()) for weights in answers["weights"])
-    return rows > len(examples) and sum(weights.sum() for weights in answers["weights"]) == sum(map(len, examples))
-
-
-def _refilled(answers, seed):
-    """All batches of one shape are the same, and some shape has several."""
-    shapes = [tokens.shape for tokens in answers["tokens"]]
-    same = {(tokens.shape, tokens.tobytes(), w.tobytes()) for tokens, w in zip(answers["tokens"], answers["weights"])}
-    return len(same) == len({*shapes}) < len(shapes)
-
-
-def _one_weight_short(answers, seed):
-    found = Counter(row for batch in _found(answers) for row in batch)
-    examples = [tuple(example.tolist()) for example in probes.corpus(seed)["examples"]]
-    return found in (
-        Counter(filter(None, (one[:-1] for one in examples))),
-        Counter(one[:-1] or one for one in examples),
-    )
-
-
-def _padded_in_front(answers, seed):
-    """Every example is there, at the end of its row."""
-    if _missing(answers, seed) or _repeated(answers, seed):
-        return False
-    return all(
-        np.array_equal(weights[:, ::-1], np.arange(weights.shape[1]) < (weights != 0).sum(axis=1)[:, None])
-        for weights in answers["weights"]
-    )
-
-
-FEW_SHAPES = question(
-    name="q1",
-    title="Remove the recompilation",
-    asks_for=("make_batches", "mean_loss"),
-    probe=probes.probe_batches,
-    form=dict.fromkeys(("tokens", "weights", "gradients"), [forms.array])
-    | {"compilations": forms.count, "losses": [forms.number], "tiny_mean": forms.number},
-    targets=(
-        Target("every example is there once, with weight 1, and everything else has weight 0", _nothing_lost),
-        Target("JAX compiles at most once for each bucket", _few_compilations),
-        Target("no more padding than shortest buckets and one unfilled batch of each need", _little_padding),
-        Target("each batch's loss and gradient equal those without padding, to 0.001%", _as_unpadded),
-    ),
-    recognise={
-        "zero taken for padding": lambda answers, seed: all(
-            np.array_equal(t != 0, w != 0) for t, w in zip(answers["tokens"], answers["weights"], strict=True)
-        ),
-        "whole rows weighted": _whole_rows_weighted,
-        "several in a row": _several_in_a_row,
-        "in pieces": _in_pieces,
-        "filled again": _refilled,
-        "one weight short": _one_weight_short,
-        "copies as filling": lambda answers, seed: bool(_repeated(answers, seed)) and not _missing(answers, seed),
-        "remainder dropped": lambda answers, seed: bool(_missing(answers, seed)) and not _repeated(answers, seed),
-        "padded in front": _padded_in_front,
-        "longest of each batch": _to_longest_of_batch,
-        "last batch shorter": _ragged,
-        "one shape": _one_shape,
-        "longer than needed": _longer_than_needed,
-        "mean over all positions": _mean_is(OVER["positions"]),
-        "mean of means": _mean_is(OVER["rows"]),
-        "padding counted": _mean_is(
-            lambda weights: np.full(weights.shape, 1 / weights.size),
-            lambda weights: np.full(weights.shape, 1 / weights.sum()),
-        ),
-        "mean over rows": _mean_is(
-            lambda weights: weights / weights.any(axis=1).sum(), lambda weights: weights / len(weights)
-        ),
-        "sum": _mean_is(lambda weights: weights),
-    },
-)
 
 
 # q2: a layout that fits
@@ -298,6 +81,43 @@ def _nothing_cut(layout):
     return lambda answers, seed: answers["chosen"]["layout"] == layout and _kernel_axes(answers) == (_WHOLE, _WHOLE)
 
 
+def _sizes_of_cuts(answers):
+    """By how many devices each kernel is cut."""
+    mesh = answers["chosen"]["mesh"]
+    return [math.prod(mesh.get(axis, 1) for axis in axes if axis) for axes in _kernel_axes(answers)]
+
+
+def _cut_over_data(answers, seed):
+    return {axis for axes in _kernel_axes(answers) for axis in axes if axis} == {"data"}
+
+
+def _columns_then_rows(answers):
+    (up_rows, up_columns), (down_rows, down_columns) = _kernel_axes(answers)
+    return (
+        up_rows is down_columns is None
+        and "data" not in (up_columns, down_rows)
+        and None not in (up_columns, down_rows)
+    )
+
+
+def _halves(layout):
+    """Recognise kernels that are cut in two, in the right order, with this layout for what is left."""
+    return lambda answers, seed: (
+        answers["chosen"]["layout"] == layout and _columns_then_rows(answers) and _sizes_of_cuts(answers) == [2, 2]
+    )
+
+
+def _last_bias_cut(answers, seed):
+    """Whether the last bias is cut as well, and the work alone is too much."""
+    axis = answers["axes"]["down/bias"][0]
+    return (
+        answers["chosen"]["mesh"].get(axis, 1) > 1
+        and _columns_then_rows(answers)
+        and _shares_work(answers, seed) is not True
+        and _fits(answers, seed) is _sends_little(answers, seed) is True
+    )
+
+
 def _wide_result_travels(answers, seed):
     up, down = _kernel_axes(answers)
     return answers["chosen"]["layout"] == "data" and up != down[::-1] and (up[0] or down[1]) not in (None, "data")
@@ -312,7 +132,7 @@ def _idle_axis(answers, seed):
 _AXES = [forms.either(forms.text, forms.nothing)]
 _CHOSEN = {
     "chosen": {"mesh": {str: forms.count}, "layout": forms.text, "shards": {str: _AXES}},
-    "axes": dict.fromkeys(probes.KERNELS, _AXES),
+    "axes": dict.fromkeys(probes.CUT_BY_HAND, _AXES),
     "compiled": forms.flag,
 }
 _COMPILED = {
@@ -339,7 +159,9 @@ FITS = question(
     ),
     recognise={
         "key matches nothing": lambda answers, seed: "matches none of" in answers.get("stopped", {}).get("error", ""),
+        "not a layout": stopped_by("chip_layout chooses"),
         "idle axis": _idle_axis,
+        "cut over data": _cut_over_data,
         "copies everywhere": _nothing_cut("data"),
         "fsdp alone": _nothing_cut("fsdp"),
         "order of the cuts": _wide_result_travels,
@@ -347,9 +169,9 @@ FITS = question(
         "one kernel whole": lambda answers, seed: (
             answers["chosen"]["layout"] == "data" and _kernel_axes(answers).count(_WHOLE) == 1
         ),
-        "model axis too short": lambda answers, seed: (
-            _kernel_axes(answers) == (_COLUMNS, _ROWS) and answers["chosen"]["mesh"]["model"] == 2
-        ),
+        "model axis too short": _halves("data"),
+        "halves and fsdp": _halves("fsdp"),
+        "last bias cut": _last_bias_cut,
     },
 )
 
@@ -505,10 +327,52 @@ def _same_order(other):
     )
 
 
+def _columns_are(columns_of):
+    """Recognise hosts that read the columns columns_of(cluster, host, rows of a part) of what one host reads."""
+
+    def recognise(answers, seed):
+        (whole,), batch = answers["read"][0], probes.data_set(seed)["global_batch"]
+        made = zip(probes.CLUSTERS, answers["read"], strict=True)
+        return all(
+            np.array_equal(rows, whole[:, list(columns_of(cluster, host, batch // cluster.data))])
+            for cluster, read in made
+            for host, rows in enumerate(read)
+        )
+
+    return recognise
+
+
 def _another_batch_on_others(answers, seed):
     if _shapes_right(answers, seed) is not True or _same_on_all(answers, seed) is True:
         return False
     return _copies_agree(answers, seed) is _each_once(answers, seed) is _order_right(answers, seed) is True
+
+
+def _strided(cluster, host, part):
+    """Every N-th row, for N groups of hosts that share a part."""
+    groups = cluster.data // len(cluster.parts(host))
+    return range(cluster.parts(host).start // len(cluster.parts(host)), cluster.data * part, groups)
+
+
+def _neighbours_strided(cluster, host, part):
+    """Every N-th row, for N parts, one part behind the other."""
+    return [row * cluster.data + place for row in range(part) for place in cluster.parts(host)]
+
+
+def _of_parts(parts_of):
+    """The rows of the parts parts_of(cluster, host), as far as there are such."""
+    return lambda cluster, host, part: [
+        place * part + row for place in parts_of(cluster, host) if place < cluster.data for row in range(part)
+    ]
+
+
+def _of_eight(cluster, host):
+    chips = range(8 // cluster.hosts * host, 8 // cluster.hosts * (host + 1))
+    return sorted({chip // cluster.model for chip in chips})
+
+
+def _of_pairs(cluster, host):
+    return cluster.parts(host) if cluster.chips >= cluster.model else [host // 2]
 
 
 HOSTS = question(
@@ -535,6 +399,16 @@ HOSTS = question(
         "once for each chip": _once_for_each_chip,
         "one part for each host": lambda answers, seed: _widths(
             answers, seed, lambda cluster: probes.data_set(seed)["global_batch"] // cluster.data
+        ),
+        "last batch filled up": lambda answers, seed: (
+            answers["read"][0][0].shape[0] == _wanted_shape(probes.CLUSTERS[0], 0, seed)[0] + 1
+            and len(answers["no_rest"]) == 3
+        ),
+        "eight chips": _columns_are(_of_parts(_of_eight)),
+        "pairs of hosts": _columns_are(_of_parts(_of_pairs)),
+        "every N-th row": lambda answers, seed: (
+            _same_on_all(answers, seed) is not True
+            and any(_columns_are(one)(answers, seed) for one in (_strided, _neighbours_strided))
         ),
         "drawn twice": lambda answers, seed: _repeats(answers["read"][0][0]),
         "shuffled on each host": _orders_of_hosts,

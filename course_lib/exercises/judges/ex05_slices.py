@@ -9,11 +9,16 @@ from course_lib.exercises.question import Target
 question = question_maker.of("05_tpu")
 
 
+def _rows_for(case, sent):
+    """The fewest rows whose backward pass takes as long as these bytes."""
+    backward = 2 / 3 * case["row_flops"] / case["flops_per_second"]  # seconds of a row
+    return max(1, math.ceil(sent / case["sent_per_second"] / backward))
+
+
 def _plan(case, chips):
     """The bytes that each of so many chips sends, and the fewest rows that hide the sending."""
     sent = 2 * (chips - 1) * case["parameters"] * case["gradient_bytes"] / chips
-    backward = 2 / 3 * case["row_flops"] / case["flops_per_second"]  # seconds of a row
-    return {"sent_bytes": sent, "chip_batch": max(1, math.ceil(sent / case["sent_per_second"] / backward))}
+    return {"sent_bytes": sent, "chip_batch": _rows_for(case, sent)}
 
 
 def _plan_is(part, at_most_off):
@@ -59,15 +64,50 @@ def _most_chips(answers, seed):
 
 
 def _figures_are(part, wrong):
-    """Recognise wrong(case, chips, the right figure) as this figure of every slice with more than one chip."""
+    """Recognise wrong(case, chips, the right figure) as this figure of every slice with more than one chip.
+
+    Some figure of these must be wrong: where all gradients are float32, four bytes each are right.
+    """
 
     def recognise(answers, seed):
+        if _plan_is(part, 1 if part == "sent_bytes" else 0)(answers, seed) is True:
+            return False
         pairs = zip(probes.trainings(seed), answers["slices"], strict=True)
         several = [(case, got) for case, got in pairs if got["chips"] > 1]
         far = [abs(got[part] - wrong(case, got["chips"], _plan(case, got["chips"])[part])) for case, got in several]
         return bool(far) and all(distance <= 1 + 1e-9 * got[part] for distance, (_, got) in zip(far, several))
 
     return recognise
+
+
+def _rows_are(wrong):
+    """Recognise right bytes, and wrong(case) as the rows of every slice with more than one chip."""
+
+    def recognise(answers, seed):
+        pairs = zip(probes.trainings(seed), answers["slices"], strict=True)
+        several = [(case, got) for case, got in pairs if got["chips"] > 1]
+        right_bytes = _plan_is("sent_bytes", 1)(answers, seed) is True
+        return (
+            right_bytes
+            and bool(several)
+            and all(
+                abs(got["chip_batch"] - wrong(case)) <= (0 if _is_tiny(case) else 1)  # that far a rounding may go
+                for case, got in several
+            )
+        )
+
+    return recognise
+
+
+def _float32(answers, seed):
+    """The bytes are off, by no more than a float32 number is."""
+    pairs = zip(probes.trainings(seed), answers["slices"], strict=True)
+    off = [
+        abs(got["sent_bytes"] / max(1, _plan(case, got["chips"])["sent_bytes"]) - 1)
+        for case, got in pairs
+        if got["chips"] > 1
+    ]
+    return _plan_is("sent_bytes", 1)(answers, seed) is not True and max(off, default=1) < 1e-6
 
 
 _SLICE = dict.fromkeys(("chips", "sent_bytes", "chip_batch"), forms.number)
@@ -92,6 +132,8 @@ SLICES = question(
         "numbers, not bytes": _figures_are("sent_bytes", lambda case, chips, sent: sent / case["gradient_bytes"]),
         "always float32": _figures_are("sent_bytes", lambda case, chips, sent: sent / case["gradient_bytes"] * 4),
         "bits": _figures_are("sent_bytes", lambda case, chips, sent: sent * 8),
+        "many chips' time": _rows_are(lambda case: _rows_for(case, 2 * case["parameters"] * case["gradient_bytes"])),
+        "float32": _float32,
         "global batch returned": _figures_are("chip_batch", lambda case, chips, rows: rows * chips),
         "whole limit used": _figures_are("chip_batch", lambda case, chips, rows: case["largest_batch"] // chips),
     },

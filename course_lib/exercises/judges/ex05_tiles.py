@@ -21,10 +21,22 @@ def _taken(case, width):
     return sum(_stored(*shape, case["itemsize"]) for shape in shapes)
 
 
-def _widest(case):
+def _taken_alike(case, width):
+    """With the same side of both kernels along the 128."""
+    sides = case["inputs"], case["outputs"]
+    ways = (lambda side: _tiled(side, width)), (lambda side: _tiled(width, side))
+    return min(sum(map(way, sides)) for way in ways) * case["itemsize"]
+
+
+def _taken_on_8(case, width):
+    """With the width along the 8 in both."""
+    return sum(_tiled(width, side) for side in (case["inputs"], case["outputs"])) * case["itemsize"]
+
+
+def _widest(case, taken=_taken):
     """The largest width within the budget, which is a multiple of 8 as a tile is, or REFUSED."""
     most = case["budget_bytes"] // (case["itemsize"] * (case["inputs"] + case["outputs"]))  # without padding
-    return next((w for w in range(most // 8 * 8, 0, -8) if _taken(case, w) <= case["budget_bytes"]), REFUSED)
+    return next((w for w in range(most // 8 * 8, 0, -8) if taken(case, w) <= case["budget_bytes"]), REFUSED)
 
 
 def _bytes_exact(answers, seed):
@@ -56,6 +68,13 @@ def _widths_are(wrong):
     return recognise
 
 
+def _widths_of(wrong):
+    """Recognise right bytes, and wrong(case) as every width or refusal."""
+    return lambda answers, seed: (
+        _bytes_exact(answers, seed) is True and answers["widths"] == [wrong(case) for case in probes.budgets(seed)]
+    )
+
+
 def _widths_as(wrong):
     """Recognise right bytes, and wrong(case) as every width, or a refusal where that is too narrow or none fits."""
 
@@ -73,6 +92,10 @@ def _whole_tiles(case):
     """With the width along the 128 in both kernels, or of such widths alone."""
     width = _widest(case)
     return 0 if width == REFUSED else width // 128 * 128
+
+
+def _whole_tiles_from_128(case):
+    return _whole_tiles(case) or _widest(case)
 
 
 def _cut_off(answers, seed):
@@ -153,7 +176,12 @@ TILES = question(
         "longer side": _bytes_are(
             lambda rows, columns, itemsize: _tiled(min(rows, columns), max(rows, columns)) * itemsize
         ),
-        "multiples of 128": _widths_as(_whole_tiles),
+        "four bytes in the search": _widths_of(lambda case: _widest(case | {"itemsize": 4})),
+        "turned alike": _widths_of(lambda case: _widest(case, _taken_alike)),
+        "width on the 8": _widths_of(lambda case: _widest(case, _taken_on_8)),
+        "multiples of 128": lambda answers, seed: (
+            _widths_as(_whole_tiles)(answers, seed) or _widths_of(_whole_tiles_from_128)(answers, seed)
+        ),
         "no tiles for the width": _widths_as(
             lambda case: case["budget_bytes"] // (case["itemsize"] * (case["inputs"] + case["outputs"]))
         ),
