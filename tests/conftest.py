@@ -15,6 +15,7 @@ STARTUP = Path(__file__).parent / "startup"
 if str(STARTUP) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
     runpy.run_path(str(STARTUP / "sitecustomize.py"))  # for this process; what it starts finds it by itself
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(STARTUP), os.environ.get("PYTHONPATH"))))
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # JAX compiles for seconds what runs for milliseconds
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
 
 ROOT = Path(__file__).parents[1]

@@ -212,11 +212,11 @@ def jax_with(accelerators: int, started: int | None) -> tuple[SimpleNamespace, d
 @pytest.mark.parametrize(
     "gpus, wanted, names, idle, heard",
     [
-        (0, True, ("cpu:0", "cpu:1"), 0, set()),
-        (1, True, ("cpu:0", "cpu:1"), 1, {"jax_default_device"}),
+        (0, True, ("cpu:0", "cpu:1"), 0, {"jax_disable_most_optimizations"}),
+        (1, True, ("cpu:0", "cpu:1"), 1, {"jax_disable_most_optimizations", "jax_default_device"}),
         (2, True, ("gpu:0", "gpu:1"), 0, {"jax_default_matmul_precision"}),
         (3, True, ("gpu:0", "gpu:1"), 1, {"jax_default_matmul_precision"}),
-        (3, False, ("cpu:0", "cpu:1"), 3, {"jax_default_device"}),
+        (3, False, ("cpu:0", "cpu:1"), 3, {"jax_disable_most_optimizations", "jax_default_device"}),
     ],
 )
 @pytest.mark.parametrize("started", [None, 2])
