@@ -162,7 +162,7 @@ def _simulate_jax(count: int, accelerators: bool) -> Devices:
     found = [device for device in jax.devices() if device.platform != "cpu"]
     simulated = not accelerators or len(found) < count
     chosen = jax.devices("cpu") if simulated else found[:count]
-    if simulated:  # programs run for milliseconds there, and compiling them takes a third less time
+    if simulated:  # programs run for milliseconds there: compiling them is what takes time
         jax.config.update("jax_disable_most_optimizations", True)
     if simulated and found:
         jax.config.update("jax_default_device", chosen[0])

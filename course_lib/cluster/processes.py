@@ -96,27 +96,18 @@ async def ended(process: subprocess.Popen | Forked) -> int:
     return await code
 
 
-def marked(folder: str, task: str | None = None) -> list[psutil.Process]:
-    """The processes of a job's tasks, or of one task, wherever they have moved."""
+def marked(folder: str, task: str | None = None, group: int | None = None) -> list[psutil.Process]:
+    """The processes of a job's tasks, or of one task, wherever they have moved.
+
+    group  of which all processes count, whatever their environment; one that was killed, until it is gone
+    """
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # ended meanwhile, or another user's
-            environment = process.environ()
-            if environment.get(MARK) == folder and task in (None, environment[TASK]):
-                found.append(process)
-    return found
-
-
-def left_of(group: int, folder: str, task: str) -> set[psutil.Process]:
-    """The processes of a task that has ended: its group, whatever their environment, and those that left the group.
-
-    One that was killed is there until it is gone.
-    """
-    found = set(marked(folder, task))
-    for process in psutil.process_iter():
-        with suppress(OSError):  # ended meanwhile
             if os.getpgid(process.pid) == group:
-                found.add(process)
+                found.append(process)
+            elif (environment := process.environ()).get(MARK) == folder and task in (None, environment[TASK]):
+                found.append(process)
     return found
 
 

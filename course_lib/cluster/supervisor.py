@@ -147,7 +147,7 @@ class Supervisor:
         ]
         task.code = await processes.ended(task.process)
         # A lost machine loses them all, and none is there when the next attempt starts.
-        processes.end_all(lambda: processes.left_of(task.process.pid, str(self.folder), task.name))
+        processes.end_all(lambda: processes.marked(str(self.folder), task.name, task.process.pid))
         await asyncio.wait(streams, timeout=LEAVING_SECONDS)
         task.channel.close()
         self.say(

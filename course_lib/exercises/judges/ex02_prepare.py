@@ -28,7 +28,16 @@ def _optimizer_replicated(answers, seed):
 
 
 def _full(answers, seed):
+    """The shapes that a full step should bring."""
     return [[probes.local_batch(seed), 3]] * answers["replicas"]
+
+
+def _first_local_batch(share):
+    """Recognise a first step that brings each replica this share of a global batch."""
+    return lambda answers, seed: (
+        _first(answers)["shapes"][0]
+        == [[int(probes.local_batch(seed) * answers["replicas"] * share), 3]] * answers["replicas"]
+    )
 
 
 def _rows_divided(answers, seed):
@@ -127,14 +136,9 @@ PREPARE = question(
         ),
         "optimizer not built": lambda answers, seed: not answers["optimizer_built"],
         "built for another model": lambda answers, seed: _optimizer_replicated(answers, seed) is not True,
-        "global batch to each": lambda answers, seed: (
-            _first(answers)["shapes"][0] == [[probes.local_batch(seed) * answers["replicas"], 3]] * answers["replicas"]
-        ),
+        "global batch to each": _first_local_batch(1),
         "short step too early": _short_too_early,
-        "the notebook's replicas": lambda answers, seed: (
-            _first(answers)["shapes"][0]
-            == [[probes.local_batch(seed) * answers["replicas"] // 4, 3]] * answers["replicas"]
-        ),
+        "the notebook's replicas": _first_local_batch(1 / 4),
         "divided twice": lambda answers, seed: (
             _first_rows(answers) in (probes.local_batch(seed), probes.local_batch(seed) * answers["replicas"] // 4)
         ),

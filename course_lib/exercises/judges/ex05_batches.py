@@ -153,24 +153,27 @@ def _longer_than_needed(made, given):
     return _nothing_lost(made, given) is True and rows == {batch} and lengths <= buckets and padded
 
 
+def _rows(made):
+    """How many rows have a weight."""
+    return sum(int((weights != 0).any(axis=1).sum()) for weights in made["weights"])
+
+
 def _whole_rows_weighted(made, given):
     alike = all((weights == weights[:, :1]).all() for weights in made["weights"])
-    rows = sum(int((weights != 0).any(axis=1).sum()) for weights in made["weights"])
-    return alike and rows == len(given["examples"])
+    return alike and _rows(made) == len(given["examples"])
+
+
+def _all_weighted(made, given):
+    """As many weights as tokens, wherever they stand."""
+    return sum(weights.sum() for weights in made["weights"]) == sum(map(len, given["examples"]))
 
 
 def _several_in_a_row(made, given):
-    """All tokens have a weight, and stand in fewer rows than there are examples."""
-    examples = given["examples"]
-    rows = sum(int((weights != 0).any(axis=1).sum()) for weights in made["weights"])
-    return rows < len(examples) and sum(weights.sum() for weights in made["weights"]) == sum(map(len, examples))
+    return _all_weighted(made, given) and _rows(made) < len(given["examples"])
 
 
 def _in_pieces(made, given):
-    """All tokens have a weight, and stand in more rows than there are examples."""
-    examples = given["examples"]
-    rows = sum(int((weights != 0).any(axis=1).sum()) for weights in made["weights"])
-    return rows > len(examples) and sum(weights.sum() for weights in made["weights"]) == sum(map(len, examples))
+    return _all_weighted(made, given) and _rows(made) > len(given["examples"])
 
 
 def _refilled(made, given):

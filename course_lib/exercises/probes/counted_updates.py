@@ -1,4 +1,4 @@
-"""How many updates Keras' optimizers take while a learner's code trains. Needs Keras and NumPy."""
+"""How many updates Keras' optimizers take while a learner's code trains. Needs Keras on TensorFlow."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -45,7 +45,8 @@ def _set_by_hand(counter) -> list[int]:
             return assign(value)
         before = _number(counter)
         result = assign(value)
-        changes.extend(change for change in [_number(counter) - before] if change != 1)
+        if (change := _number(counter) - before) != 1:
+            changes.append(change)
         return result
 
     counter.assign = noting

@@ -14,7 +14,7 @@ def memory_of(*functions: Callable) -> Callable[[], AbstractContextManager[None]
     Returns  makes a block in which they find that again, and nothing that calls left there meanwhile
     """
     module = getattr(inspect.unwrap(functions[0]), "__globals__", {})
-    used = set().union(*(_names_used(function, module, set()) for function in functions))
+    used = set().union(*(_names_used(function, module) for function in functions))
     before = _copies({name: module[name] for name in used if _is_data(module.get(name))})
 
     @contextlib.contextmanager
@@ -31,9 +31,9 @@ def memory_of(*functions: Callable) -> Callable[[], AbstractContextManager[None]
     return as_before
 
 
-def _names_used(function: object, module: dict[str, object], seen: set[CodeType]) -> set[str]:
+def _names_used(function: Callable, module: dict[str, object]) -> set[str]:
     """The names in a function's code, and in that of the module's functions that it calls."""
-    left, names = [getattr(inspect.unwrap(function), "__code__", None)], set()
+    left, seen, names = [getattr(inspect.unwrap(function), "__code__", None)], set(), set()
     while left:
         code = left.pop()
         if isinstance(code, CodeType) and code not in seen:
