@@ -52,8 +52,8 @@ def mixed_order(seed: int, gaps: bool = False) -> dict[str, object]:
     """q3: for each worker and step rows of (kind, 3 numbers, target), and the kinds.
 
     gaps  False: every worker has every kind, in the order of `kinds`, but for one worker from some step on.
-          True: other kinds, orders of all sorts, kinds that one worker lacks in a step, or both; and in one step
-          rows of a kind that are 0, as is their gradient
+          True: other kinds, orders of all sorts, kinds that one worker lacks in a step, or in all, or both lack; a
+          step in which one has no row; and one in which the rows of a kind are 0, as is their gradient
     """
     rng, steps = np.random.default_rng(seed), 8
     kinds = [str(kind) for kind in (rng.permutation(MORE_KINDS)[:6] if gaps else rng.permutation(KINDS))]
@@ -85,22 +85,24 @@ def mixed_order(seed: int, gaps: bool = False) -> dict[str, object]:
 def _lacking(rng, steps, kinds) -> tuple[dict[tuple[int, int], set[int]], tuple[int, int]]:
     """(worker, step) to the places of kinds that it lacks there, and the (step, kind's place) of rows of zeros.
 
-    Three times one worker lacks a kind, once the other, once both.
+    Three times one worker lacks a kind, once both, and once it has no row; there is one that the other never has.
     """
     one = int(rng.integers(WORKERS))
     chosen = rng.permutation(steps)
     lacking = {(one, int(step)): {int(rng.integers(kinds))} for step in chosen[:3]}
-    lacking[1 - one, int(chosen[3])] = {int(rng.integers(kinds))}
-    nobodys = {int(rng.integers(kinds))}
+    lacking[one, int(chosen[3])] = set(range(kinds))
+    nobodys, never = {int(rng.integers(kinds))}, int(rng.integers(kinds))
     lacking |= {(worker, int(chosen[4])): nobodys for worker in range(WORKERS)}
+    for step in range(steps):
+        lacking[1 - one, step] = lacking.get((1 - one, step), set()) | {never}
     return lacking, (int(chosen[5]), int(rng.integers(kinds)))
 
 
 def bad_rows(seed: int, several: bool = False) -> dict[str, object]:
     """q4: for each worker and step (rows (6, 3), targets (6,)); in some a number is not finite.
 
-    several  False: one worker has one bad batch. True: one has a nan, and later an infinite number; after both,
-             the other has a bad target, and in two steps both are bad
+    several  False: one worker has one bad batch. True: one has a nan, and later -inf; after both, the other has a
+             bad target, and in two steps both are bad, in the first by inf
     """
     rng, steps, rows = np.random.default_rng(seed), 10, 6
     goal = rng.normal(size=3)
@@ -113,24 +115,25 @@ def bad_rows(seed: int, several: bool = False) -> dict[str, object]:
         target, *both = rng.permutation(late)
         places = [(one, early[0]), (one, early[1]), (1 - one, target)]
         places += [(worker, step) for step in both for worker in range(WORKERS)]
+    fixed = {0: np.nan, 1: -np.inf, 3: np.inf, 4: np.inf} if several else {}
     for number, place in enumerate(places):
         row, column, value = rng.integers(rows), rng.integers(3), rng.choice([np.nan, np.inf])
-        if number == 2:
-            y[place][row] = value
-        else:
-            x[place][row, column] = (np.nan, np.inf)[number] if several and number < 2 else value
+        bad = y[place] if number == 2 else x[place][:, column]
+        bad[row] = fixed.get(number, value)
     shards = [[(x[w, step].tolist(), y[w, step].tolist()) for step in range(steps)] for w in range(WORKERS)]
     return {"shards": shards, "first_weights": rng.normal(size=3).tolist(), "first_rate": float(rng.uniform(0.1, 0.2))}
 
 
-def schedule(seed: int) -> dict[str, object]:
+def schedule(seed: int, largest: tuple[int, int] = (9, 12)) -> dict[str, object]:
     """q5: for each worker and step (rows (n, 3), targets (n,)), and each step's learning rate.
 
     n is alike on both workers. Rates come back, and so do sizes and pairs of them.
+
+    largest  the largest n is from this number on, and below that one
     """
     rng, steps = np.random.default_rng(seed), 14
     choices = rng.choice(np.arange(20, 200), 5, replace=False) / 1000
-    three = [*rng.choice(np.arange(3, 9), 2, replace=False), rng.integers(9, 12)]
+    three = [*rng.choice(np.arange(3, 9), 2, replace=False), rng.integers(*largest)]
     while True:
         rates, sizes = rng.choice(choices, steps), rng.choice(three, steps)
         pairs = set(zip(rates.tolist(), sizes.tolist()))

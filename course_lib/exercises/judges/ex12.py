@@ -16,6 +16,7 @@ from course_lib.exercises.question import Target
 
 question = question_maker.of("12_when_it_hangs")
 CLOSE = 1e-5  # relative: 0.001%; the programs compute in float64
+NO_ROW = [np.full(3, np.nan)]  # q3: what a mean of no kind's mean is
 
 
 # What q2 to q5 share
@@ -66,7 +67,8 @@ def _identical_and(wanted):
 
 def _close(answers, wanted):
     """Whether every worker has these weights."""
-    return all(own.shape == np.shape(wanted) and np.allclose(own, wanted, rtol=CLOSE) for own in _weights(answers))
+    same = functools.partial(np.allclose, b=wanted, rtol=CLOSE, equal_nan=True)
+    return all(own.shape == np.shape(wanted) and same(own) for own in _weights(answers))
 
 
 TASK, CAUSE, STEP = range(3)  # of a diagnosis
@@ -261,7 +263,7 @@ def _by_kind(seed, rule="right"):
             kept = {kind: parts + kept.get(kind, []) for kind, parts in found.items()}
             found = kept
         means = _MEANS.get(rule, _means_of_kinds)(found.values())
-        weights = weights - settings["learning_rate"] * np.mean(means, axis=0)
+        weights = weights - settings["learning_rate"] * np.mean(means or NO_ROW, axis=0)
         history.append(weights)
     return np.array(history)
 
@@ -281,6 +283,7 @@ def _rows(parts):
 
 _MEANS = {
     "absent": lambda found: [_pooled(parts) for parts in found],
+    "nobody's": lambda found: [_pooled(parts) if _rows(parts) else NO_ROW[0] for parts in found],
     "rows": lambda found: [_pooled([part for parts in found for part in parts])],
     "means": lambda found: [np.mean([s / n for s, n in parts if n], axis=0) for parts in found if _rows(parts)],
     "means of all": lambda found: [
@@ -337,15 +340,14 @@ def _each_by_its_kinds(seed):
     weights, history = [np.array(settings["first_weights"])] * incidents.WORKERS, []
     for batches in zip(*settings["shards"]):
         found = [[_of_kind(*one, kind) for one in zip(batches, weights)] for kind in settings["kinds"]]
-        means = [[sum(sums for sums, _ in parts) / max(1, sum(rows for _, rows in parts))] for parts in found]
-        own = [[mean for mean, parts in zip(means, found) if parts[k][1]] for k in range(incidents.WORKERS)]
-        weights = [w - settings["learning_rate"] * np.mean(m, axis=(0, 1)) for w, m in zip(weights, own)]
+        own = [[_pooled(parts) for parts in found if parts[k][1]] for k in range(incidents.WORKERS)]
+        weights = [w - settings["learning_rate"] * np.mean(means or NO_ROW, axis=0) for w, means in zip(weights, own)]
         history.append(weights)
     return np.swapaxes(history, 0, 1)
 
 
 def _own_mean(answers, seed):
-    return bool(np.allclose(_weights(answers), _each_by_its_kinds(seed), rtol=CLOSE))
+    return bool(np.allclose(_weights(answers), _each_by_its_kinds(seed), rtol=CLOSE, equal_nan=True))
 
 
 _HISTORY = {"weights": forms.any_array, str: forms.anything}
@@ -364,7 +366,7 @@ MIXED_ORDER = question(
     ),
     recognise={
         "own kinds": _hangs,
-        "nobody's mean": lambda answers, seed: not all(np.isfinite(own).all() for own in _weights(answers)),
+        "nobody's mean": _kinds_by("nobody's"),
         "own mean": _own_mean,
         "absent kinds count": _kinds_by("absent"),
         "all rows alike": _kinds_by("rows"),
@@ -627,7 +629,7 @@ def _scheduled(seed, rule="right"):
           "since then": from that step on, whatever the size; "padded": the mean is over the largest size;
           "sorted", "with rates": steps by size, and their rates with them
     """
-    settings = incidents.schedule(seed)
+    settings = incidents.schedule(seed, probes.LARGEST)
     weights, rates = np.array(settings["first_weights"]), settings["rates"]
     steps = [tuple(np.concatenate(parts) for parts in zip(*batches)) for batches in zip(*settings["shards"])]
     sizes = [len(y) for _, y in steps]

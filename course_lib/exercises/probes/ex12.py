@@ -11,6 +11,7 @@ from course_lib.exercises.probes import ex12_workers, workers
 
 OWN_SEED = 12  # of the incidents in the notebook
 STEPS = 11, 13  # until the threshold: prime, so that whoever looks at the loss in every kth step alone is late
+LARGEST = 20, 60  # rows of a batch: no number that fits the notebook's own fits all
 HANG_SECONDS = 15  # without progress; a step takes milliseconds, and the workers' start counts as computing
 
 
@@ -38,7 +39,7 @@ def probe_bad_rows(names, seed):
 
 def schedules(seed: int) -> list[tuple[list[int], list[float]]]:
     """(sizes, rates): a small one, then drawn ones, then pairs with one product, one sum, and rates that are close."""
-    drawn = [incidents.schedule(seed + k) for k in range(4)]
+    drawn = [incidents.schedule(seed + k, LARGEST) for k in range(4)]
     rng = np.random.default_rng(seed)
     size, rate = int(rng.integers(3, 7)), int(rng.integers(20, 100)) / 1000
     pairs = [(size, 2 * rate), (2 * size, rate), (size, 1.5), (size + 1, 0.5)]
@@ -51,7 +52,7 @@ def schedules(seed: int) -> list[tuple[list[int], list[float]]]:
 def probe_schedule(names, seed):
     """The learner's number of traces for each schedule; what each worker returned, and the traces counted there."""
     counts = [names["traces_of"](list(sizes), list(rates)) for sizes, rates in schedules(seed)]
-    outcome = _run(names["train_quickly"], incidents.schedule(seed))
+    outcome = _run(names["train_quickly"], incidents.schedule(seed, LARGEST))
     found = list(outcome.results.values())
     return {"counts": counts, "workers": [one["result"] for one in found], "traces": [one["traces"] for one in found]}
 

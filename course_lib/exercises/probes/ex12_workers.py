@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 PRODUCTS = {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Mul", "Einsum"}
-PRODUCTS |= {"PartitionedCall", "StatefulPartitionedCall"}  # of another traced function
+OTHER_GRAPHS = {"PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile"}
 
 
 def watched(program: Callable, task, shards, **arguments) -> dict[str, object]:
@@ -15,7 +15,7 @@ def watched(program: Callable, task, shards, **arguments) -> dict[str, object]:
 
     Returns  "result"
              "traces"   of the function that was traced most often, by name, wherever the program made it; one that
-                        multiplies nothing, such as a sum over the workers alone, is no step
+                        multiplies no matrix, such as a sum over the workers or an update alone, is no step
     """
     from tensorflow.python.framework import func_graph
 
@@ -29,8 +29,14 @@ def watched(program: Callable, task, shards, **arguments) -> dict[str, object]:
     func_graph.FuncGraph.__init__ = noted
     own = [shard if worker == task.index else None for worker, shard in enumerate(shards)]
     result = program(task, shards=own, **arguments)
-    counts = Counter(name for name, graph in traced if any(op.type in PRODUCTS for op in graph.get_operations()))
+    counts = Counter(name for name, graph in traced if any(map(_multiplies, graph.get_operations())))
     return {"result": result, "traces": max(counts.values(), default=0)}
+
+
+def _multiplies(op) -> bool:
+    """Whether it is a product with a matrix, as rows are, or holds a graph of its own, which may have one."""
+    ranks = [tensor.shape.rank for tensor in op.inputs]
+    return op.type in OTHER_GRAPHS or op.type in PRODUCTS and any(rank is None or rank > 1 for rank in ranks)
 
 
 def _eager() -> bool:
