@@ -6,8 +6,10 @@ environment of its own (the lab in a browser, copies for Colab, the class grader
 """
 
 import gc
+import os
 import sys
 from importlib.machinery import PathFinder
+from importlib.util import LazyLoader
 
 FRAMEWORKS = ("tensorflow", "keras", "jax")
 # Each does without, as the package may not be there: `except ImportError`.
@@ -17,6 +19,8 @@ IN_PASSING = {
     "jax": ("tensorflow.lite.", "keras.src.callbacks.orbax_checkpoint"),
     "rfc3987_syntax": ("jsonschema.",),  # a grammar of addresses in other letters, which no notebook has: 1 s
 }
+# A tenth of TensorFlow's own import: interfaces that are loaded when somebody uses them.
+SELDOM = ("tensorflow._api.v2.compat", "tensorflow._api.v2.lite")
 
 
 class Uncollected:
@@ -52,13 +56,14 @@ class Startup:
                 importer = frame.f_globals.get("__name__", "") if frame else ""
             if importer.startswith(IN_PASSING[name]):
                 raise ModuleNotFoundError(f"{name} is left out, see {__file__}", name=name)
-        if name in FRAMEWORKS and gc.isenabled():
+        if name in SELDOM or (name in FRAMEWORKS and gc.isenabled()):
             spec = PathFinder.find_spec(name, path)
             if spec:
-                spec.loader = Uncollected(spec.loader)
+                spec.loader = LazyLoader(spec.loader) if name in SELDOM else Uncollected(spec.loader)
             return spec
         return None
 
 
 sys.meta_path.insert(0, Startup)
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's second thread mostly waits, and waits by counting
 gc.set_threshold(10_000, 10, 10)  # tracing makes much and frees little: a tenth of its time was spent in collections
