@@ -9,7 +9,6 @@ import gc
 import os
 import sys
 from importlib.machinery import PathFinder
-from importlib.util import LazyLoader
 
 FRAMEWORKS = ("tensorflow", "keras", "jax")
 # Each does without, as the package may not be there: `except ImportError`.
@@ -19,8 +18,6 @@ IN_PASSING = {
     "jax": ("tensorflow.lite.", "keras.src.callbacks.orbax_checkpoint"),
     "rfc3987_syntax": ("jsonschema.",),  # a grammar of addresses in other letters, which no notebook has: 1 s
 }
-# A tenth of TensorFlow's own import: interfaces that are loaded when somebody uses them.
-SELDOM = ("tensorflow._api.v2.compat", "tensorflow._api.v2.lite")
 
 
 class Uncollected:
@@ -56,10 +53,10 @@ class Startup:
                 importer = frame.f_globals.get("__name__", "") if frame else ""
             if importer.startswith(IN_PASSING[name]):
                 raise ModuleNotFoundError(f"{name} is left out, see {__file__}", name=name)
-        if name in SELDOM or (name in FRAMEWORKS and gc.isenabled()):
+        if name in FRAMEWORKS and gc.isenabled():
             spec = PathFinder.find_spec(name, path)
             if spec:
-                spec.loader = LazyLoader(spec.loader) if name in SELDOM else Uncollected(spec.loader)
+                spec.loader = Uncollected(spec.loader)
             return spec
         return None
 

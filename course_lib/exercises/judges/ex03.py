@@ -179,6 +179,15 @@ def _off(answers, key, wanted):
     return bool(off <= FLOAT32) or f"yours are off by {100 * off:,.3g}%"
 
 
+def _own_rows_alone(answers, seed):
+    """The losses of an epoch in which all rows but a worker's own hold other numbers."""
+    if not answers["among_others"]:
+        return _each_once(answers, seed) is True or "the rows are not shared out"
+    wanted = runs.one_device(seed)[1][: runs.updates_wanted(seed) // probes.worker_settings(seed)["epochs"]]
+    said = _off({"workers": [{"losses": losses} for losses in answers["among_others"]]}, "losses", wanted)
+    return said is True or f"where each finds other numbers in the other's rows, the losses change ({said})"
+
+
 def _not_in_scope(answers, seed):
     """Keras' `fit` refuses the model's variables; training.replicated_step refuses the model or the optimizer."""
     texts = "variable created in this tf.distribute.Strategy.scope()", "was made outside strategy.scope()"
@@ -192,7 +201,7 @@ TRAIN = question(
     title="Train on a cluster of two",
     asks_for=("train", "make_job"),
     probe=probes.probe_train,
-    form={"workers": [_TRAINED], "sent_bytes": [forms.size]},
+    form={"workers": [_TRAINED], "sent_bytes": [forms.size], "among_others": [forms.array]},
     takes_long=True,
     targets=(
         Target("two workers run, and each keeps two replicas in step", _two_in_step),
@@ -210,13 +219,16 @@ TRAIN = question(
             "the losses are the global batches', to 0.001%",
             lambda answers, seed: _off(answers, "losses", runs.one_device(seed)[1]),
         ),
+        Target("a worker computes with its own rows alone", _own_rows_alone),
     ),
     recognise={
         "model outside the scope": _not_in_scope,
         "each alone": lambda answers, seed: [worker["replicas"] for worker in answers["workers"]] == [1, 1],
         "every row twice": runs.every_row_twice,
         "shuffled apart": lambda answers, seed: (
-            runs.all_examples(answers, seed) is not None and _each_once(answers, seed) is not True
+            runs.all_examples(answers, seed) is not None
+            and runs.are_targets(answers, seed)
+            and _each_once(answers, seed) is not True
         ),
         "targets of one epoch": runs.targets_of_one_epoch,
         "one epoch": runs.one_epoch,
@@ -240,7 +252,7 @@ TRAIN = question(
         "nothing sent": lambda answers, seed: (
             answers["workers"][0]["replicas"] == probes.WORKERS
             and min(answers["sent_bytes"]) < runs.all_gradients(seed)
-            and all(target.holds(answers, seed) is True for target in TRAIN.targets[1:])
+            and all(target.holds(answers, seed) is True for target in TRAIN.targets[1:-1])
         ),
     },
 )
@@ -268,7 +280,9 @@ def _every_row_once(answers, seed):
         counts = np.bincount(flat, minlength=case["examples"])
         if (counts != 1).any():
             return f"{_setting(case)}: {(counts == 0).sum()} rows are on no worker, {(counts > 1).sum()} on several"
-    return True
+    low, high, different = answers["many"]
+    said = f"of {probes.MANY:,} examples a worker that is alone has {different:,} rows, from {low:,} to {high:,}"
+    return (low, high, different) == (0, probes.MANY - 1, probes.MANY) or said
 
 
 def _same_batches(answers, seed):
@@ -296,13 +310,17 @@ def _even(answers, seed):
 
 
 def _orders(answers, seed):
-    for answer in answers["cases"]:
+    for case, answer in zip(probes.epochs_to_share(seed), answers["cases"], strict=True):
         if answer["rows"] != answer["again"]:
             return "the same call gives other rows when it is repeated"
         if answer["alone"][0] == answer["alone"][1]:
             return "epochs 0 and 1 have the same order"
         if _same_company(answer):
             return "epochs 0 and 1 have the same rows in each batch"
+        if (beside := _same_neighbours(answer)) > max(10, case["examples"] / 2):
+            return f"of {case['examples']} rows {beside} have the same next row in epochs 0 and 1"
+        if answer["alone"][0] == answer["later"][str(case["examples"])]:
+            return f"epochs 0 and {case['examples']} have the same order"
         if answer["alone"][0] == answer["other_seed"]:
             return "two seeds have the same order"
         if answer["alone"][1] == answer["other_seed"]:
@@ -316,6 +334,13 @@ def _same_company(answer):
     """Whether each batch has the same rows in both epochs, which among 20 rows chance does not do."""
     one, other = ({frozenset(step) for step in alone} for alone in answer["alone"])
     return one == other and sum(map(len, one)) > 20
+
+
+def _same_neighbours(answer):
+    """How many rows have the same one after them in both epochs, the first after the last."""
+    orders = [[*chain(*alone)] for alone in answer["alone"]]
+    one, other = ({*zip(order, order[1:] + order[:1])} for order in orders)
+    return len(one & other)
 
 
 def _flat(rows):
@@ -441,7 +466,7 @@ ROWS_OF = question(
     title="Share every batch out",
     asks_for=("rows_of",),
     probe=probes.probe_rows_of,
-    form={"cases": [_ROWS]},
+    form={"cases": [_ROWS], "many": (forms.whole, forms.whole, forms.whole)},
     targets=(
         Target("in every epoch each row is on one worker, once, the short last batch included", _every_row_once),
         Target("at each step all workers' rows together are the batch of a worker that is alone", _same_batches),
@@ -516,12 +541,22 @@ def _goes_on_after_the_save(answers, seed):
             return (
                 f"killed after step {died}, with a save after every {probes.SAVE_EVERY}, yours go on with step {first}"
             )
+    for (task, attempt, step, _), made in zip(answers["reports"], answers["updates_made"], strict=True):
+        if made != (due := step - min(recovery.reported(answers, attempt, task)) + 1):
+            return f"{task} reports step {step} after {made} updates since its attempt {attempt} began, not {due}"
     return True
 
 
 def _final_weights(answers, seed):
     identical = _identical(answers, seed)
     return _off(answers, "weights", recovery.undisturbed(seed)[2][-1][0]) if identical is True else identical
+
+
+def _counted_by_the_optimizers(answers, seed):
+    if (said := _count(answers, recovery.LAST_STEP)) is not True:
+        return said
+    counts = [max(own, default=0) for own in answers["counts"]]
+    return {*counts} == {recovery.LAST_STEP} or f"at the end they hold {' and '.join(map(str, counts))}"
 
 
 def _all_but(place, answers, seed):
@@ -542,7 +577,13 @@ RECOVERY = question(
     title="Lose a worker, and nothing else",
     asks_for=("train_through",),
     probe=probes.probe_recovery,
-    form={"reports": [_REPORT], "restarts": forms.size, "workers": (_OF_WORKER, _OF_WORKER)},
+    form={
+        "reports": [_REPORT],
+        "updates_made": [forms.whole],
+        "restarts": forms.size,
+        "workers": (_OF_WORKER, _OF_WORKER),
+        "counts": ([forms.whole], [forms.whole]),
+    },
     takes_long=True,
     targets=(
         Target(
@@ -550,10 +591,7 @@ RECOVERY = question(
         ),
         Target("after each kill both go on with the step that follows the last save", _goes_on_after_the_save),
         Target("both end with identical weights, and those equal the undisturbed run's to 0.001%", _final_weights),
-        Target(
-            "the optimizers count one update for each step of the run",
-            lambda answers, seed: _count(answers, recovery.LAST_STEP),
-        ),
+        Target("the optimizers count one update for each step of the run", _counted_by_the_optimizers),
     ),
     recognise={
         "another order": recovery.other_order,
@@ -578,6 +616,9 @@ RECOVERY = question(
         "epochs from 0": recovery.from_epoch_0,
         "next epoch": recovery.next_epoch,
         "nothing left": recovery.nothing_left,
+        "restored once": recovery.restored_once,
+        "cut before the report": recovery.cut_before_the_report,
+        "cut once": recovery.cut_once,
         "counted since the restart": _counted_since_the_restart,
         "other weights": lambda answers, seed: _identical(answers, seed) is True and _all_but(2, answers, seed),
         "step of the epoch": recovery.numbered_otherwise,

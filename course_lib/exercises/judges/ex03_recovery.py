@@ -131,6 +131,23 @@ def saved_by_the_first_attempt(answers, seed):
     return {first for _, _, first in first_steps(answers, seed)} == {saved_step(seed) + 1}
 
 
+def restored_once(answers, seed):
+    """The second attempt goes on after the last save, and all after it begin with step 1."""
+    (_, saved, second), *later = first_steps(answers, seed)
+    return second == saved + 1 and {first for _, _, first in later} == {1}
+
+
+def cut_before_the_report(answers, seed):
+    """Of each killed worker's attempt the last reported step is the one before the kill's."""
+    victim = probes.recovery_settings(seed)["victim"]
+    return all(max(reported(answers, attempt, victim)) == died - 1 for attempt, died, _ in kills(seed))
+
+
+def cut_once(answers, seed):
+    """There was one restart, and the second attempt reports the last step."""
+    return answers["restarts"] == 1 and LAST_STEP in reported(answers, attempt=1)
+
+
 def last_as_text(answers, seed):
     """Each attempt goes on after the save whose number sorts last as text, which is not always the last one."""
     steps = [(saved, first - 1) for _, saved, first in first_steps(answers, seed)]

@@ -28,6 +28,12 @@ def all_examples(answers, seed):
     return np.array(seen, "float32").reshape(len(seen), settings["epochs"], -1)
 
 
+def are_targets(answers, seed):
+    """Whether all that the workers list as targets stands in y."""
+    y = np.float32(probes.worker_settings(seed)["y"])
+    return all(np.isin(np.float32(worker["targets"]), y).all() for worker in answers["workers"])
+
+
 def one_device(seed, gradient_factor=1, batches=None, bias=False):
     """The three weights at the end, and each step's loss before and after its update, of one device on whole batches.
 

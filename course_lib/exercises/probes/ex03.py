@@ -4,28 +4,38 @@ Needs NumPy; TensorFlow for q2 and q4, in separate processes. The inputs are fun
 """
 
 import contextlib
+import dataclasses
+import itertools
 import json
 
 import numpy as np
 
-from course_lib.exercises.probes import traffic, workers
+from course_lib.exercises.probes import ex03_workers, traffic, workers
+from course_lib.exercises.probes.salted_hash import alike_in_processes
 
 WORKERS = 2  # of q2 and q4: real processes
 EPOCHS = 4  # of q4
 STEPS_PER_EPOCH = 4
 SAVE_EVERY = 3  # steps of q4
+MANY = 33_000  # examples, more than 16 bits with a sign can number
 HOST_NAMES = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen")
 
 
 def clusters(seed: int) -> list[tuple[list[str], dict[str, int], int]]:
-    """(hosts, counts, first_port): two small ones; then with and without parameter servers and an evaluator."""
+    """(hosts, counts, first_port): small ones; then with and without parameter servers and an evaluator.
+
+    Of the small ones one has a single host, and types in another order than the others.
+    """
     rng = np.random.default_rng(seed)
     whole = {"chief": 1, "worker": int(rng.integers(3, 6)), "ps": 2, "evaluator": 1}
     alike = {"worker": int(rng.integers(3, 6))}
     hosts = [str(host) for host in rng.permutation(HOST_NAMES)[:2]]
-    return [(["ant", "bee"], {"worker": 3}, 70), (["cat", "ant", "dog"], {"worker": 1, "ps": 4}, 80)] + [
-        (hosts, counts, int(rng.integers(20, 90)) * 100) for counts in (whole, alike)
+    small = [(["ant", "bee"], {"worker": 3}, 70), (["cat", "ant", "dog"], {"worker": 1, "ps": 4}, 80)]
+    small += [
+        (["elk"], {"ps": 1, "worker": 2, "chief": 1}, 90),
+        (["elk", "fox"], {"ps": 2, "worker": 1, "chief": 1}, 60),
     ]
+    return small + [(hosts, counts, int(rng.integers(20, 90)) * 100) for counts in (whole, alike)]
 
 
 def worker_settings(seed: int) -> dict[str, object]:
@@ -45,9 +55,10 @@ def worker_settings(seed: int) -> dict[str, object]:
 
 
 def recovery_settings(seed: int) -> dict[str, object]:
-    """Arguments of q4's program: a worker dies twice, once after a step whose save was due and once after another.
+    """Arguments of q4's program: a worker dies three times, first after a step whose save was due, then after others.
 
-    The last save before the second kill, of step 12, sorts before that of step 9 as a text.
+    The last save before the second kill, of step 12, sorts before that of step 9 as a text. The third comes before
+    its attempt has saved anything.
 
     Three times of four it is the chief, whose death before its save is sure to lose it; another's may come too late.
     """
@@ -59,17 +70,18 @@ def recovery_settings(seed: int) -> dict[str, object]:
         "epochs": EPOCHS,
         "save_every": SAVE_EVERY,
         "victim": f"worker {rng.integers(4) // 3}",
-        "dies_after": rng.choice([[6, 13], [6, 14]]).tolist(),
+        "dies_after": [6, 13, 14],
     }
 
 
 def epochs_to_share(seed: int) -> list[dict[str, int]]:
     """q3's cases: neither do the workers divide the global batch, nor the global batch the examples.
 
-    In the first one the last batch has fewer rows than there are workers.
+    In the first one the last batch has fewer rows than there are workers; the second has its seed, and fewer examples.
     """
     rng = np.random.default_rng(seed)
     cases = [{"workers": 3, "examples": 11, "global_batch": 5, "seed": 0}]
+    cases.append({"workers": 2, "examples": 10, "global_batch": 3, "seed": 0})
     for workers_ in (2, 3, 4):
         global_batch = workers_ * int(rng.integers(3, 6)) + int(rng.integers(1, workers_))
         examples = global_batch * int(rng.integers(3, 6)) + int(rng.integers(1, global_batch))
@@ -80,8 +92,8 @@ def epochs_to_share(seed: int) -> list[dict[str, int]]:
 
 
 def scaling_problems(seed: int) -> list[dict[str, float]]:
-    """q5's cases: just enough are 2 rows, 2.7, 2.2, and 1.5 million, where some searches have ended; drawn ones; in
-    the last a step's fixed time hides everything.
+    """q5's cases: just enough are 2 rows, 2.7, 2.2, and 1.5 million, where some searches have ended; 5.00002; 3.3, of
+    3 bytes; drawn ones; in the last a step's fixed time hides everything.
     """
     rng = np.random.default_rng(seed)
     exact = {"workers": 2, "seconds_per_example": 1.0, "step_overhead_seconds": 0.0, "gradient_bytes": 250_000_000}
@@ -98,7 +110,8 @@ def scaling_problems(seed: int) -> list[dict[str, float]]:
             "efficiency": float(rng.uniform(0.75, 0.92)),
         }
 
-    parts = [exact | {"seconds_per_example": seconds} for seconds in (0.73, 0.9, 1.3e-6)]
+    parts = [exact | {"seconds_per_example": seconds} for seconds in (0.73, 0.9, 1.3e-6, 2 / 5.00002)]
+    parts.append(exact | {"seconds_per_example": 0.9, "gradient_bytes": 3, "gigabits_per_second": 8e-9})
     return [exact, *parts, *(problem(float(rng.uniform(0.01, 0.02))) for _ in range(4)), problem(60.0)]
 
 
@@ -112,28 +125,48 @@ def probe_tf_configs(names, seed):
 
 
 def probe_train(names, seed):
-    """What each of the learner's workers returned and sent to others, in the order of their tasks."""
-    job = names["make_job"](worker_settings(seed))
-    sent = []
+    """What each of the learner's workers returned and sent to others, in the order of their tasks.
+
+    And its losses in one epoch where the rows that it had not in the first one hold other numbers.
+    """
+    settings, sent = worker_settings(seed), []
+    job = names["make_job"](settings)
     with contextlib.ExitStack() as stack:
 
         def count(running):
             sent.append(stack.enter_context(traffic.counted_bytes(running)))
 
         outcome = workers.run(job, "make_job", count)
-    return {"workers": list(outcome.results.values()), "sent_bytes": sent[0]()}
+    found = list(outcome.results.values())
+    return {"workers": found, "sent_bytes": sent[0](), "among_others": _among_others(job, found, settings)}
+
+
+def _among_others(job, found, settings):
+    """Each worker's losses; none where the first epoch's rows are not shared out, or the job's arguments are others."""
+    try:
+        own = [[float(target) for target in worker["targets"]][: len(settings["y"]) // WORKERS] for worker in found]
+    except (KeyError, TypeError, ValueError):
+        return []
+    shared_out = np.array_equal(np.sort(np.float32(sum(own, []))), np.sort(np.float32(settings["y"])))
+    if len(found) != WORKERS or not shared_out or not settings.keys() <= job.arguments.keys():
+        return []
+    again = dataclasses.replace(job, arguments={**job.arguments, "epochs": 1, "own_targets": own})
+    outcome = workers.run(again, "make_job", watch=ex03_workers.among_others)
+    return [worker["result"]["losses"] for worker in outcome.results.values()]
 
 
 def probe_rows_of(names, seed):
     """Everybody's rows in two epochs, asked for twice, and those of a worker that is alone: [epoch][worker][step].
 
-    And what it has in epoch 0 with the next seed, and in epochs 10, 100 and 1,000, by their number as text.
+    And what it has in epoch 0 with the next seed, and in epochs 10, 100, 1,000 and as many as there are examples, by
+    their number as text. Last, of many examples the lowest and the highest row, and how many there are.
     """
+    rows_of = alike_in_processes(names["rows_of"])
 
     def ask(case, worker, workers_, epoch, seed=None):
         shared = {"examples": case["examples"], "global_batch": case["global_batch"]}
         seed = case["seed"] if seed is None else seed
-        steps = names["rows_of"](worker=worker, workers=workers_, **shared, epoch=epoch, seed=seed)
+        steps = rows_of(worker=worker, workers=workers_, **shared, epoch=epoch, seed=seed)
         return [[int(row) for row in np.ravel(np.asarray(rows))] for rows in steps]
 
     answers = []
@@ -142,21 +175,30 @@ def probe_rows_of(names, seed):
         rows = [[ask(case, worker, case["workers"], epoch) for worker in everybody] for epoch in (0, 1)]
         again = [[ask(case, worker, case["workers"], epoch) for worker in everybody] for epoch in (0, 1)]
         alone, other = [ask(case, 0, 1, epoch) for epoch in (0, 1)], ask(case, 0, 1, 0, case["seed"] + 1)
-        later = {str(epoch): ask(case, 0, 1, epoch) for epoch in (10, 100, 1000)}
+        later = {str(epoch): ask(case, 0, 1, epoch) for epoch in (10, 100, 1000, case["examples"])}
         answers.append({"rows": rows, "again": again, "alone": alone, "other_seed": other, "later": later})
-    return {"cases": answers}
+    many = {*itertools.chain(*ask({"examples": MANY, "global_batch": MANY // 3 + 1, "seed": 0}, 0, 1, 0))}
+    return {"cases": answers, "many": [min(many, default=0), max(many, default=0), len(many)]}
 
 
 def probe_recovery(names, seed):
-    """Every report and result of two workers, one of which is killed twice: [task, attempt, step, loss]."""
-    job = workers.job(names["train_through"], workers=WORKERS, arguments=recovery_settings(seed), restarts=2)
-    outcome = workers.run(job, "train_through")
-    reports = [
-        [report.task, report.attempt, report.values["step"], report.values["loss"]]
-        for report in outcome.reports
-        if {"step", "loss"} <= report.values.keys()
-    ]
-    return {"reports": reports, "restarts": outcome.restarts, "workers": list(outcome.results.values())}
+    """Every report and result of two workers, one of which is killed three times: [task, attempt, step, loss].
+
+    With each report the updates that its process had made, and with each result its optimizers' own counts.
+    """
+    settings = recovery_settings(seed)
+    kills = len(settings["dies_after"])
+    job = workers.job(names["train_through"], workers=WORKERS, arguments=settings, restarts=kills)
+    outcome = workers.run(job, "train_through", watch=ex03_workers.counted)
+    reports = [report for report in outcome.reports if {"step", "loss"} <= report.values.keys()]
+    found = list(outcome.results.values())
+    return {
+        "reports": [[one.task, one.attempt, one.values["step"], one.values["loss"]] for one in reports],
+        "updates_made": [one.values["updates_made"] for one in reports],
+        "restarts": outcome.restarts,
+        "workers": [one["result"] for one in found],
+        "counts": [one["counts"] for one in found],
+    }
 
 
 def probe_local_batch(names, seed):

@@ -3,6 +3,7 @@
 Needs NumPy; TensorFlow for q3, and for q4 and q5 in separate processes. The inputs are functions of the seed.
 """
 
+import itertools
 import time
 
 import numpy as np
@@ -22,15 +23,18 @@ NOBODY_DIED = "nobody died: call power_cut(done) at the end of each group"
 def records(seed: int) -> list[list[tuple[str, str]]]:
     """q1's records: (worker, "read" or "applied") in the server's order.
 
-    First three small ones; in the second a worker falls further behind than there are others. Each of the rest has a
-    worker that is lost after its read and starts again, and one that is lost for good.
+    First four small ones; in the second a worker falls further behind than there are others, and the fourth has no
+    update. Each of the rest has a worker that is lost after its read and starts again, and one that is lost for good.
+    In the last, whose workers' names are alike, one is as slow as all the others' updates take.
     """
     rng = np.random.default_rng(seed)
     small = [("ant", "read"), ("bee", "read"), ("bee", "applied"), ("ant", "applied")]
     slow = [("ant", "read"), *(("bee", event) for _ in range(3) for event in ("read", "applied")), ("ant", "applied")]
     lost = [("ant", "read"), ("bee", "read"), ("bee", "applied"), ("ant", "read"), ("ant", "applied")]
-    named = (("ant", "bee"), ("cat", "dog", "elk", "fox"))
-    return [small, slow, lost, *([("gnu", "read"), *_record(rng, names, 30)] for names in named)]
+    few = [("gnu", "read"), *_record(rng, ("ant", "bee"), 30)]
+    many = _record(rng, ("worker 1", "worker 2", "worker 10", "worker 12"), 80)
+    many = [("worker 0", "read"), ("worker 20", "read"), *many, ("worker 20", "applied")]
+    return [small, slow, lost, [("ant", "read"), ("bee", "read")], few, many]
 
 
 def _record(rng: np.random.Generator, names: tuple[str, ...], applied: int) -> list[tuple[str, str]]:
@@ -50,9 +54,12 @@ def _record(rng: np.random.Generator, names: tuple[str, ...], applied: int) -> l
 
 
 def server_runs(seed: int) -> list[dict[str, object]]:
-    """q2's runs: the server's settings, a gradient curvature * (weights - goal), and who does what in turn."""
+    """q2's runs: the server's settings, a gradient curvature * (weights - goal), and who does what in turn.
+
+    In the last one a gradient is the weights themselves, as on the notebook's parabola.
+    """
     rng = np.random.default_rng(seed)
-    return [
+    runs = [
         {
             "settings": {
                 "first_weights": rng.normal(size=3),
@@ -64,8 +71,10 @@ def server_runs(seed: int) -> list[dict[str, object]]:
             "goals": rng.normal(size=(3, 3)),
             "turns": _record(rng, ("0", "1", "2"), applied=24),
         }
-        for bound in (0, 1, 2, 24)
+        for bound in (0, 1, 2, 24, 1)
     ]
+    runs[-1] |= {"curvature": np.ones(3), "goals": np.zeros((3, 3))}
+    return runs
 
 
 def tables_to_cut(seed: int) -> list[tuple[np.ndarray, list[np.ndarray]]]:
@@ -135,7 +144,7 @@ def loads(seed: int) -> list[dict[str, float]]:
 
     large = {"memory_gigabytes": float(rng.uniform(1, 2)), "workers": 2, "table_rows": 2_000_000_000, "slots": 2}
     small = {"workers": 1, "table_rows": 1_000_000, "compute_seconds": 10.0}
-    parts = [full | {"memory_gigabytes": size} for size in (2.2, 2.7, 4.4)]  # 2.7, 2.2 and 1.4 servers
+    parts = [full | {"memory_gigabytes": size} for size in (2.2, 2.7, 4.4, 2.1e-3)]  # 2.7, 2.2, 1.4 and 2,857.1 servers
     return [full, busy, *parts, *(load() for _ in range(3)), load(**large), load(**small)]
 
 
@@ -145,22 +154,40 @@ def probe_staleness(names, seed):
 
 
 def probe_server(names, seed):
-    """After each turn the server's weights; what `apply` returned; at the end the updates, and first_weights."""
-    return {"runs": [drive(names["Server"], run) for run in server_runs(seed)]}
+    """After each turn the server's weights; what `apply` returned; at the end the updates, and first_weights.
+
+    The servers of all runs are there at once, and their turns alternate.
+    """
+    runs = server_runs(seed)
+    servers = [names["Server"](**run["settings"]) for run in runs]
+    weights, used = [[] for _ in runs], [[] for _ in runs]
+    turns = [_turns(*one) for one in zip(servers, runs, weights, used)]
+    for _ in itertools.zip_longest(*turns):
+        pass
+    return {
+        "runs": [
+            {
+                "weights": np.array(seen),
+                "used": answers,
+                "updates": server.updates,
+                "first_weights": run["settings"]["first_weights"],
+            }
+            for server, run, seen, answers in zip(servers, runs, weights, used)
+        ]
+    }
 
 
-def drive(make_server, run):
-    """One run of q2 on a new server."""
-    server, read, weights, used = make_server(**run["settings"]), {}, [], []
+def _turns(server, run, weights, used):
+    """Take one turn of a run at a time; keep the weights after each, and what `apply` returned."""
+    read = {}
     for worker, turn in run["turns"]:
         if turn == "read":
             read[worker] = server.read(worker)
         else:
             gradient = run["curvature"] * (np.asarray(read[worker]) - run["goals"][int(worker)])
-            used.append(server.apply(worker, gradient))
+            used.append(server.apply(worker, gradient if run["goals"].any() else read[worker]))
         weights.append(np.array(server.weights, "float64"))
-    first = run["settings"]["first_weights"]
-    return {"weights": np.array(weights), "used": used, "updates": server.updates, "first_weights": first}
+        yield
 
 
 def probe_table(names, seed):
