@@ -3,6 +3,7 @@
 Needs NumPy; the wrong answers of q1 need TensorFlow when they run.
 """
 
+import itertools
 import math
 
 import numpy as np
@@ -11,7 +12,7 @@ from course_lib import pipeline
 from course_lib.errors import CourseError
 from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.judges.ex06_stage import FLOAT32, ONE_STAGE
-from course_lib.exercises.judges.numbers import off
+from course_lib.exercises.judges.numbers import ROUGH, off
 from course_lib.exercises.probes import ex06 as probes
 from course_lib.exercises.probes.cases import REFUSED
 from course_lib.exercises.question import Target
@@ -22,12 +23,14 @@ question = question_maker.of("06_model_parallelism")
 # q1: a model on two devices
 
 
-def _one_device(seed, upstream=None):
-    """The gradients of every kernel and bias, layer by layer, in NumPy and float64.
+def _one_device(seed, upstream=None, change=list):
+    """The gradients of every kernel and bias that is trained, layer by layer, in NumPy and float64.
 
     upstream  the gradient that stage 0 gets for its output in place of the right one
+    change    of the stages: which take their place
     """
-    stages, (values, y) = probes.two_stages(seed), (part.astype("float64") for part in probes.two_stage_batch(seed))
+    stages = change(probes.two_stages(seed))
+    values, y = (part.astype("float64") for part in probes.two_stage_batch(seed))
     activations = [[], []]
     for stage, layers in enumerate(stages):
         for kernel, bias in layers:
@@ -37,11 +40,18 @@ def _one_device(seed, upstream=None):
     for stage in (1, 0):
         if stage == 0 and upstream is not None:
             gradient = np.full_like(gradient, upstream)
-        for (kernel, _), (inputs, values) in zip(reversed(stages[stage]), reversed(activations[stage])):
+        for place in reversed(range(len(stages[stage]))):
+            (kernel, _), (inputs, values) = stages[stage][place], activations[stage][place]
             by_sum = gradient * (1 - values**2)
-            found = [inputs.T @ by_sum, by_sum.sum(axis=0), *found]
+            if place != probes.FROZEN:
+                found = [inputs.T @ by_sum, by_sum.sum(axis=0), *found]
             gradient = by_sum @ kernel.T
     return found
+
+
+def _of_stage_0(seed):
+    """How many of the gradients are stage 0's."""
+    return 2 * (len(probes.two_stages(seed)[0]) - 1)
 
 
 def _weights_placed(run, seed):
@@ -61,7 +71,8 @@ def _products(run, stage, kind):
 
 def _expected(seed, stage, kind):
     layers = len(probes.two_stages(seed)[stage])
-    return layers if kind == "forward" else 2 * layers - (stage == 0)  # nobody needs the gradient of x
+    # Nobody needs the gradient of x, and the frozen layer's kernel has none.
+    return layers if kind == "forward" else 2 * layers - 1 - (stage == 0)
 
 
 def _forward_misses(run, seed, kind="forward"):
@@ -83,7 +94,7 @@ def _gradients_off(run, seed):
         return "your call changes the weights, and nothing is trained yet"
     got, wanted = run["gradients"], _one_device(seed)
     if len(got) != len(wanted):
-        return f"you return {len(got)} gradients for {len(wanted)} variables"
+        return f"you return {len(got)} gradients for {len(wanted)} trainable variables"
     if missing := sum(gradient is None for gradient in got):
         return f"{missing} of {len(got)} gradients are None"
     for one, other in zip(got, wanted, strict=True):
@@ -115,8 +126,21 @@ def _backward_on_one(answers, seed):
 
 
 def _more_than_once(answers, seed):
+    """Whether there are more products than the backward pass needs, and some on the wrong device."""
     run = answers["runs"][0]
-    return any(len(_products(run, stage, "backward")) > _expected(seed, stage, "backward") for stage in (0, 1))
+    more = any(len(_products(run, stage, "backward")) > _expected(seed, stage, "backward") for stage in (0, 1))
+    return more and any(_backward_misses(run, seed) for run in answers["runs"])
+
+
+def _on_one_device(run):
+    """Whether a run's variables and products are all on one device."""
+    return len({device for stage in run["variables"] for device in stage} | {one[2] for one in run["products"]}) == 1
+
+
+def _products_on_one(answers, seed):
+    """Whether the variables are placed, and all products run on one device."""
+    placed = not any(_weights_placed(run, seed) for run in answers["runs"])
+    return placed and all(len({one[2] for one in run["products"]}) == 1 for run in answers["runs"])
 
 
 def _by_luck(answers, seed):
@@ -125,12 +149,22 @@ def _by_luck(answers, seed):
 
 
 def _names_ignored(answers, seed):
-    """Whether all is right with the first order of the devices, and stays where it was when they are exchanged."""
+    """Whether all is right with the first order, and all variables, or all of a pass, stay when it is exchanged.
+
+    What the exchanged run has in the wrong place has stayed on both stages: the default device is only one of them.
+    """
     misses = [_weights_placed, _forward_misses, _backward_misses]
     first, exchanged = answers["runs"]
-    places = [device == 1 - stage for stage, devices in enumerate(exchanged["variables"]) for device in devices]
-    places += [device == 1 - stage for stage, _, device in exchanged["products"] if stage in (0, 1)]
-    return not any(miss(first, seed) for miss in misses) and all(places)
+    wrong = [miss(exchanged, seed) for miss in misses]
+    places = [[(stage, device) for stage, devices in enumerate(exchanged["variables"]) for device in devices]]
+    for kind in ("forward", "backward"):
+        places.append([(stage, device) for stage in (0, 1) for device in _products(exchanged, stage, kind)])
+    stayed = [all(device == 1 - stage for stage, device in group) for group in places]
+    return (
+        not any(miss(first, seed) for miss in misses)
+        and any(wrong)
+        and all(has_stayed for missed, has_stayed in zip(wrong, stayed) if missed)
+    )
 
 
 def _another_loss(answers, seed):
@@ -147,15 +181,40 @@ def _without_the_loss(answers, seed):
 
 
 def _no_gradient_before_the_boundary(answers, seed):
-    first = 2 * len(probes.two_stages(seed)[0])
+    first = _of_stage_0(seed)
     missing = [gradient is None or not np.any(gradient) for gradient in answers["runs"][0]["gradients"]]
     return all(missing[:first]) and not any(missing[first:])
 
 
 def _last_stage_first(answers, seed):
-    wanted, first = _one_device(seed), 2 * len(probes.two_stages(seed)[0])
+    wanted, first = _one_device(seed), _of_stage_0(seed)
     got = answers["runs"][0]["gradients"]
     return len(got) == len(wanted) and max(map(off, got, wanted[first:] + wanted[:first])) <= FLOAT32
+
+
+def _of_all_variables(answers, seed):
+    """Whether there is an entry for each variable, and those of the trainable ones are right."""
+    trained = [place != probes.FROZEN for layers in probes.two_stages(seed) for place in range(len(layers))]
+    pairs = zip(answers["runs"][0]["gradients"], np.repeat(trained, 2), strict=True)  # a kernel and a bias each
+    ours = [one for one, is_trained in pairs if is_trained]
+    return max(map(off, ours, _one_device(seed))) <= FLOAT32
+
+
+def _of_earlier_stages(answers, seed):
+    wanted = _one_device(seed, change=probes.halved)
+    return all(max(map(off, run["gradients"], wanted)) <= FLOAT32 for run in answers["runs"])
+
+
+def _few_digits(answers, seed):
+    """Whether only the gradients are wrong, and are right to half precision."""
+    wanted, misses = _one_device(seed), [_weights_placed, _forward_misses, _backward_misses]
+    return all(
+        not run["trained"]
+        and not any(miss(run, seed) for miss in misses)
+        and len(run["gradients"]) == len(wanted)
+        and max(map(off, run["gradients"], wanted)) <= ROUGH
+        for run in answers["runs"]
+    )
 
 
 def _made_on_one_device(answers, seed):
@@ -202,12 +261,14 @@ PLACEMENT = question(
         "names ignored": _names_ignored,
         "another loss": _another_loss,
         "last stage first": _last_stage_first,
+        "all weights": _of_all_variables,
+        "stages kept": _of_earlier_stages,
+        "few digits": _few_digits,
         "boundary cut": _no_gradient_before_the_boundary,
         "boundary gradient missing": _without_the_loss,
         "trained": lambda answers, seed: any(run["trained"] for run in answers["runs"]),
-        "usual snippet": lambda answers, seed: all(
-            len({one[2] for one in run["products"]}) == 1 for run in answers["runs"]
-        ),
+        "no device": lambda answers, seed: all(map(_on_one_device, answers["runs"])),
+        "usual snippet": _products_on_one,
         "stages computed twice": _more_than_once,
         "backward on one device": _backward_on_one,
         "forward on one device": _forward_on_one,
@@ -227,10 +288,14 @@ def _described(case, m):
     each = sizes[0] if len(set(sizes)) == 1 else ", ".join(sizes)
     wanted = f", and {_smallest(case)} is wanted" if _is_small(case) else ""
     return (
-        f"{case['schedule']} on {len(sizes)} stages, a batch of {case['batch']}, {each} {name} an example, "
+        f"{case['schedule']} on {_stages(len(sizes))}, a batch of {case['batch']}, {each} {name} an example, "
         f"{case['memory_bytes'] / unit:.4g} {name} for each stage, bubble at most {case['largest_bubble']:g}: "
         f"yours " + ("raises ValueError" if m == REFUSED else f"is {m}") + wanted
     )
+
+
+def _stages(number):
+    return "1 stage" if number == 1 else f"{number} stages"
 
 
 def _is_small(case):
@@ -374,13 +439,13 @@ def _forwards_first(answers, seed):
 
 
 def _too_many_first(answers, seed):
-    """Whether stages go forward more often than they must before their first backward, and none too seldom."""
+    """Whether legal orders go forward more often than they must before their first backward, and none too seldom."""
     surplus = [
         count - min(m, p - stage)
         for (p, m), counts in _forwards_first(answers, seed)
         for stage, count in enumerate(counts)
     ]
-    return min(surplus) >= 0 and max(surplus) > 0
+    return _legal(answers, seed) is True and min(surplus) >= 0 and max(surplus) > 0
 
 
 ONE_FORWARD_ONE_BACKWARD = question(
@@ -401,8 +466,9 @@ ONE_FORWARD_ONE_BACKWARD = question(
             numbers == {*range(1, m + 1)} for (_, m), numbers in _numbers(answers, seed)
         ),
         "more than there are": lambda answers, seed: all(
-            (numbers <= {*range(m)}) == (place == 0) for place, ((_, m), numbers) in enumerate(_numbers(answers, seed))
+            (numbers <= {*range(m)}) == (m >= p - 1) for (p, m), numbers in _numbers(answers, seed)
         ),
+        "same for any number": lambda answers, seed: answers["orders"][0] == answers["orders"][1],
     },
 )
 
@@ -464,7 +530,7 @@ def _each_cut(detail):
     def holds(answers, seed):
         for case, parts in zip(probes.layer_rows(seed), answers["cuts"], strict=True):
             if parts != REFUSED and detail is not _not_in_order and _not_in_order(case, parts):
-                return f"not known: {_case_name(case)} your stages do not have every layer once"
+                return f"not known: {_case_name(case)} yours does not meet the first target"
             if parts != REFUSED and (wrong := detail(case, parts)):
                 return f"{_case_name(case)} {wrong}"
         return True
@@ -473,7 +539,7 @@ def _each_cut(detail):
 
 
 def _case_name(case):
-    return f"of {len(case['seconds'])} layers on {case['stages']} stages"
+    return f"of {len(case['seconds'])} layers on {_stages(case['stages'])}"
 
 
 def _not_in_order(case, parts):
@@ -523,6 +589,29 @@ def _not_neighbours(answers, seed):
     return whole and any(np.any(np.diff(part) != 1) for _, parts in cuts for part in map(sorted, parts))
 
 
+def _cuts_that_fit(seconds, weight_bytes, stages, memory_bytes):
+    layers = list(range(len(seconds)))
+    for cuts in itertools.combinations(layers[1:], stages - 1):
+        parts = [layers[start:end] for start, end in itertools.pairwise([0, *cuts, len(layers)])]
+        if max(_sums(parts, weight_bytes)) <= memory_bytes:
+            yield parts
+
+
+def _most_alike(answers, seed):
+    """Whether every cut has the smallest range of seconds of all that fit, or every one the smallest variance."""
+
+    def smallest(spread):
+        for case, parts in zip(probes.layer_rows(seed), answers["cuts"], strict=True):
+            spreads = [spread(_sums(cut, case["seconds"])) for cut in _cuts_that_fit(**case)]
+            if (parts == REFUSED) == bool(spreads) or spreads and _not_in_order(case, parts):
+                return False
+            if spreads and spread(_sums(parts, case["seconds"])) > min(spreads) + 1e-9 * sum(case["seconds"]) ** 2:
+                return False
+        return True
+
+    return smallest(np.ptp) or smallest(np.var)
+
+
 def _equal_or_refused(answers, seed):
     """Each cut has equal numbers of layers, or is refused where those do not fit; some are."""
     for case, parts in zip(probes.layer_rows(seed), answers["cuts"], strict=True):
@@ -565,7 +654,7 @@ BALANCE = question(
     form={"cuts": [forms.either([[forms.size]], _REFUSED)]},
     targets=(
         Target(
-            "every stage is a run of 1 or more neighbouring layers, in order, every layer once",
+            "as many stages as asked for, each of 1 or more neighbouring layers, in order, every layer once",
             _each_cut(_not_in_order),
         ),
         Target("no stage has more bytes than its memory", _each_cut(_too_heavy)),
@@ -574,6 +663,7 @@ BALANCE = question(
     ),
     recognise={
         "memory forgotten": _as_balance_cuts,
+        "smallest spread": _most_alike,
         "none not refused": _cuts_where_none_fits,
         "fewer stages": _fewer_stages,
         "ends for layers": _ends,

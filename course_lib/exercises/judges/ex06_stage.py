@@ -56,6 +56,8 @@ def _sent_wrong(run, order, stage, gradients):
 
 
 def _gradient_wrong(run, order, stage, gradients, at_most_off=FLOAT32):
+    if run["trained"]:
+        return "your call changes the stage's weights"
     if len(run["gradients"]) != len(gradients):
         return f"you return {len(run['gradients'])} gradients for {len(gradients)} arrays of weights"
     for one, wanted in zip(run["gradients"], gradients):
@@ -67,6 +69,24 @@ def _gradient_wrong(run, order, stage, gradients, at_most_off=FLOAT32):
 
 def _nearly_right(run, order, stage, gradients):
     return _gradient_wrong(run, order, stage, gradients, ROUGH)
+
+
+def _few_digits(answers, seed):
+    """Whether the gradients are right to half precision, and no better."""
+    nearly, right = (_each_run(one)(answers, seed) is True for one in (_nearly_right, _gradient_wrong))
+    return nearly and not right
+
+
+def _sent_late(answers, seed):
+    """Whether all is right but that something is sent only when the next work has been received."""
+    for run, (order, _, _) in zip(answers["runs"], _stage_facts(seed), strict=True):
+        for call in ("receive", "send"):
+            if [one for one in run["calls"] if one.startswith(call)] != [f"{call} {work}" for work in order]:
+                return False
+    others = (_sent_wrong, _gradient_wrong)
+    return _each_run(_other_calls)(answers, seed) is not True and all(
+        _each_run(one)(answers, seed) is True for one in others
+    )
 
 
 def _numbers_of_gradients(count):
@@ -103,7 +123,8 @@ def _forwards_before_all(answers, seed):
 
 def _one_digit(answers, seed):
     """Whether a backward of the long order did not find what micro-batch 1 kept, which 10 and 11 took away."""
-    return answers.get("stopped", {}).get("error") in ("KeyError: 1", "KeyError: '1'")
+    error = answers.get("stopped", {}).get("error", "")
+    return error in ("KeyError: 1", "KeyError: '1'") or error.startswith("TypeError: B1: backward is given None,")
 
 
 def _stages(seed):
@@ -146,7 +167,13 @@ def _kept_too_long(run, order, stage, gradients):
     return f"{run['held']} are" if run["held"] > 1 else ""
 
 
-_STAGE_RUN = {"calls": [forms.text], "sent": {str: forms.array}, "gradients": [forms.array], "held": forms.size}
+_STAGE_RUN = {
+    "calls": [forms.text],
+    "sent": {str: forms.array},
+    "gradients": [forms.array],
+    "held": forms.size,
+    "trained": forms.flag,
+}
 ONE_STAGE = question(
     name="q5",
     title="Run one stage",
@@ -169,6 +196,8 @@ ONE_STAGE = question(
         "lists joined": _numbers_of_gradients(lambda micro_batches: 2 * micro_batches),
         "backwards in turn": _backwards_in_turn,
         "let go too late": _all_but_the_memory,
-        "few digits": lambda answers, seed: _each_run(_nearly_right)(answers, seed) is True,
+        "sent late": _sent_late,
+        "trained": lambda answers, seed: any(run["trained"] for run in answers["runs"]),
+        "few digits": _few_digits,
     },
 )

@@ -12,6 +12,8 @@ from course_lib.exercises.probes.state import device_names, device_of
 
 # q1: a model on two devices
 
+FROZEN = 1  # the place of the layer that is not trained, in each stage
+
 
 def two_stages(seed: int) -> list[list[tuple[np.ndarray, np.ndarray]]]:
     """q1's model: two stages, each with two or three layers tanh(x @ kernel + bias), as (kernel, bias), float32."""
@@ -39,6 +41,7 @@ def probe_placement(names, seed):
     """The weights' devices, the gradients, [stage, pass, device] of each matrix product; again with devices exchanged.
 
     What is under no device runs on the default one, which must not be right by luck.
+    Both functions were called before: for stages of halved weights, and with another batch.
     A missing gradient is None. Devices are numbered as the function's argument has them.
     """
     two = device_names()[:2]
@@ -51,20 +54,31 @@ def _placed(names, seed, two):
     from course_lib.pipeline import op_devices
 
     x, y = map(tf.constant, two_stage_batch(seed))
-    stages = names["place"](tuple(_maker(number, layers) for number, layers in enumerate(two_stages(seed))), two)
+    names["place"](_makers(halved(two_stages(seed))), two)
+    stages = names["place"](_makers(two_stages(seed)), two)
 
     def step(x, y):
         return names["gradients"](stages, two, x, y)
 
-    before = [variable.numpy() for stage in stages for variable in stage.trainable_variables]
+    before = [variable.numpy() for stage in stages for variable in stage.weights]
+    step(x[1:], -y[1:])
     gradients, ran = step(x, y), op_devices.where_it_ran(step, x, y)
-    after = [variable.numpy() for stage in stages for variable in stage.trainable_variables]
+    after = [variable.numpy() for stage in stages for variable in stage.weights]
     return {
         "trained": not all(map(np.array_equal, before, after)),
-        "variables": [[_number(device_of(v), two) for v in stage.trainable_variables] for stage in stages],
+        "variables": [[_number(device_of(v), two) for v in stage.weights] for stage in stages],
         "gradients": [None if one is None else np.asarray(one) for one in gradients],
         "products": [[_stage(name), _pass(name), _number(device, two)] for name, device in ran],
     }
+
+
+def halved(stages: list) -> list:
+    """The stages with half of each kernel and bias."""
+    return [[(kernel / 2, bias / 2) for kernel, bias in layers] for layers in stages]
+
+
+def _makers(stages):
+    return tuple(_maker(number, layers) for number, layers in enumerate(stages))
 
 
 def _maker(number, layers):
@@ -72,7 +86,9 @@ def _maker(number, layers):
         import keras
 
         dense = [
-            keras.layers.Dense(len(bias), activation="tanh", name=f"stage{number}_layer{place}")
+            keras.layers.Dense(
+                len(bias), activation="tanh", trainable=place != FROZEN, name=f"stage{number}_layer{place}"
+            )
             for place, (_, bias) in enumerate(layers)
         ]
         stage = keras.Sequential([keras.Input((len(layers[0][0]),)), *dense])
@@ -101,7 +117,8 @@ def _pass(name):
 def pipelines(seed: int) -> list[dict[str, object]]:
     """q2's cases: small ones, where memory is exactly full; then, in no order, drawn ones that differ in what decides.
 
-    Where a bubble equals the largest one allowed, both are binary fractions, so that no rounding decides.
+    Where a bubble equals the largest one allowed, the rounding of floats does not decide. A bubble that is no short
+    decimal has one just below it and one just above it; one stage has none.
     """
     rng = np.random.default_rng(seed)
     small = [("GPipe", 4, [3, 3], 0.5, 12), ("1F1B", 4, [3, 3], 0.5, 6), ("1F1B", 4, [3, 3], 0.25, 6)]
@@ -116,6 +133,14 @@ def pipelines(seed: int) -> list[dict[str, object]]:
         ("1F1B", 96, [2.0] * 5, 0.2, 9.5),
         ("1F1B", 12, [1.0] * 8, 0.1, 50.0),
         ("1F1B", 12, [1.0] * 8, 0.75, 13.0),
+        ("1F1B", 12, [1.0], 0.0, 3.5),
+        ("GPipe", 12, [1.0, 1.0], 0.0, 50.0),
+    ]
+    p, m = ((3, 12), (4, 10), (4, 20), (5, 20))[rng.integers(4)]
+    schedules = rng.permutation(["GPipe", "1F1B"]).tolist()
+    cases += [
+        (schedule, 60, [1.0] * p, float((p - 1) / (m + p - 1) * factor), 80.0)
+        for schedule, factor in zip(schedules, (0.9999, 1.0001))
     ]
     drawn = [_pipeline(*case, rng.uniform(1e6, 1e8)) for case in shuffled(rng, cases)]
     return [*(_pipeline(*case, 1) for case in small), *drawn]
@@ -140,10 +165,14 @@ def probe_micro_batches(names, seed):
 
 
 def shapes(seed: int) -> list[tuple[int, int]]:
-    """q3's pipelines: (stages, micro-batches); more micro-batches than stages, fewer, and one."""
+    """q3's pipelines: (stages, micro-batches).
+
+    Micro-batches of two digits, fewer than stages, one, as many as stages; two stages, and one.
+    """
     rng = np.random.default_rng(seed)
-    stages = int(rng.integers(4, 7))
-    return [(stages, stages + int(rng.integers(3, 8))), (stages, stages - 2), (stages - 1, 1)]
+    stages, more = int(rng.integers(4, 7)), int(rng.integers(2, 5))
+    long, equal = (stages, int(rng.integers(11, 16))), (stages + 1, stages + 1)
+    return [long, (stages, stages - 2), (stages - 1, 1), equal, (2, 2 + more), (1, more)]
 
 
 def probe_orders(names, seed):
@@ -158,8 +187,9 @@ def probe_orders(names, seed):
 def layer_rows(seed: int) -> list[dict[str, object]]:
     """q4's cases: seconds and bytes of each layer, stages, a device's memory; times a scale, the seconds a little off.
 
-    The first is small, and its best cut fills a memory. The others differ in what decides: one slow layer, memory, an
-    order in which a careless cut fails; no cut fits the last.
+    The first is small, and its best cut fills a memory. The next ones are of whole seconds, of one stage, or of as many
+    as layers; in one, a byte decides. The others differ in what decides: one slow layer, memory, an order in which a
+    careless cut fails; no cut fits the last.
     """
     rng = np.random.default_rng(seed)
     cases = [
@@ -171,9 +201,19 @@ def layer_rows(seed: int) -> list[dict[str, object]]:
         ([2, 2, 1, 1, 2, 2], [1, 1, 5, 5, 1, 1], 3, 8),
         ([2, 2, 2, 2, 2, 2], [5, 5, 1, 1, 5, 5], 2, 10),
     ]
-    made = [{"seconds": [3.0, 1.0, 1.0], "weight_bytes": [1, 1, 1], "stages": 2, "memory_bytes": 2}]
+    block = 2**20 * int(rng.integers(100, 1000))  # its multiples are exact in float32, and one byte less is not
+    small = [
+        ([3.0, 1.0, 1.0], [1, 1, 1], 2, 2),
+        ([1.0, 2.0, 1.0, 5.0], [1, 1, 1, 1], 2, 4),
+        ([1.0, 2.0], [2, 3], 1, 5),
+        ([1.0, 2.0], [2, 3], 1, 4),
+        ([1.0, 2.0, 1.0], [2, 4, 3], 3, 4),
+        ([1.0, 2.0, 1.0], [2, 4, 3], 3, 3),
+        ([2.0, 2.0, 3.0, 1.0], [3 * block, 2 * block, block, block], 2, 5 * block - 1),
+    ]
+    made = [dict(zip(("seconds", "weight_bytes", "stages", "memory_bytes"), case)) for case in small]
     for seconds, sizes, stages, memory in cases:
-        times = rng.uniform(0.001, 0.1) * np.array(seconds) * rng.uniform(0.99, 1.01, len(seconds))
+        times = 10 ** rng.uniform(-6, -1) * np.array(seconds) * rng.uniform(0.99, 1.01, len(seconds))
         unit = int(rng.integers(10**6, 10**8))
         made.append(
             {

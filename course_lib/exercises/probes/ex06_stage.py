@@ -13,11 +13,14 @@ class Kept:
 
 
 class TanhStage:
-    """A stage y = tanh(x @ kernel + bias) that knows which of its forwards are still held; x (r, n), y (r, k)."""
+    """A stage y = tanh(x @ kernel + bias) that knows which of its forwards are still held; x (r, n), y (r, k).
+
+    work  what its pipeline has received last, such as "B0"; named where backward is given something else
+    """
 
     def __init__(self, kernel: np.ndarray, bias: np.ndarray):
         self.kernel, self.bias = kernel, bias
-        self._made = []
+        self.work, self._made = "", []
 
     def forward(self, x):
         kept = Kept(x, np.tanh(x @ self.kernel + self.bias))
@@ -25,6 +28,8 @@ class TanhStage:
         return kept.y, kept
 
     def backward(self, kept, y_gradient):
+        if not isinstance(kept, Kept):
+            raise TypeError(f"{self.work}: backward is given {kept!r:.40}, and not what forward has given")
         kept.used = True
         by_sum = y_gradient * (1 - kept.y**2)
         return [kept.x.T @ by_sum, by_sum.sum(axis=0)], by_sum @ self.kernel.T
@@ -84,20 +89,29 @@ def count(orders: tuple[str, str]) -> int:
 
 
 def probe_stage(names, seed):
-    """Of each run of a stage: the calls in order, what was sent, the gradients, the most held after use."""
+    """Of each run of a stage: the calls in order, what was sent, the gradients, the most held after use, if trained.
+
+    Each stage has run a step before, of one micro-batch.
+    """
     runs = []
     for orders in ORDERS:
         weights = [two_halves(seed)[name] for name in ("first", "second")]
-        for own, order, arriving in zip(weights, map(str.split, orders), messages(seed, count(orders))):
-            runs.append(_run(names["run_stage"], TanhStage(*own), order, arriving))
+        whole = messages(seed, 1)
+        for own, order, arriving, before in zip(weights, map(str.split, orders), messages(seed, count(orders)), whole):
+            stage = TanhStage(*own)
+            _run(names["run_stage"], stage, ["F0", "B0"], before)
+            runs.append(_run(names["run_stage"], stage, order, arriving))
     return {"runs": runs}
 
 
 def _run(run_stage, stage, order, arriving):
     calls, sent, held = [], {}, []
+    weights = stage.kernel.copy(), stage.bias.copy()
 
     def receive(work):
         calls.append(f"receive {work}")
+        held.append(stage.held_after_use())
+        stage.work = work
         return arriving[work[0]][int(work[1:])].copy()
 
     def send(work, array):
@@ -111,4 +125,5 @@ def _run(run_stage, stage, order, arriving):
         "sent": sent,
         "gradients": [np.asarray(one) for one in gradients],
         "held": max(held, default=0),
+        "trained": not all(map(np.array_equal, weights, (stage.kernel, stage.bias))),
     }
