@@ -9,12 +9,14 @@ import numpy as np
 
 from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.probes import ex10 as probes
+from course_lib.exercises.probes import ex10_profiles as profile_probes
 from course_lib.exercises.question import Target
 from course_lib.planner import Layout, predict, search
 from course_lib.profiler import covered_seconds
 
 question = question_maker.of("10_choosing_a_strategy")
-EXACT = 1e-6  # relative: float64 arithmetic in another order
+EXACT = 1e-10  # relative: float64 arithmetic in another order, and not float32's
+NEARLY = 1e-6  # relative
 
 
 def _bytes_are(cases, reference, chosen):
@@ -22,12 +24,25 @@ def _bytes_are(cases, reference, chosen):
 
     def holds(answers, seed):
         for case, got in zip(cases(seed), answers["bytes"], strict=True):
-            wanted = reference(**case)
-            if chosen(case) and not abs(got / wanted - 1) < EXACT:
-                return f"for {_described(case)} yours are {got / wanted:.3g} times as many"
+            ratio = got / reference(**case)
+            if chosen(case) and not abs(ratio - 1) < EXACT:
+                near = abs(ratio - 1) < 5e-3
+                off = f"off by one part in {1 / abs(ratio - 1):,.0f}" if near else f"{ratio:.3g} times as many"
+                return f"for {_described(case)} yours are {off}"
         return True
 
     return holds
+
+
+def _in_few_digits(cases, reference):
+    """A recogniser: all bytes are right to float32's digits, and some not beyond."""
+
+    def recognise(answers, seed):
+        rows = zip(cases(seed), answers["bytes"], strict=True)
+        off = [abs(got / reference(**case) - 1) for case, got in rows]
+        return EXACT < max(off) < NEARLY
+
+    return recognise
 
 
 def _described(case):
@@ -35,7 +50,8 @@ def _described(case):
     if "stage" not in case:
         return f"{layout}, {case['layers']} layers"
     micro_batches = layout.micro_batches(case["global_batch"])
-    return f"stage {case['stage']} of {layout.pipeline}, {micro_batches} micro-batches, recompute {layout.recompute}"
+    stage = f"stage {case['stage']} of {layout.pipeline}, {case['layers']} layers"
+    return f"{stage}, {micro_batches} micro-batches, recompute {layout.recompute}"
 
 
 def _state_bytes(layers, layer_parameters, table_parameters, layout):
@@ -49,10 +65,12 @@ def _state_bytes(layers, layer_parameters, table_parameters, layout):
     return parameters * each / layout.tensor
 
 
-def _states_are(zero, pipeline):
+def _states_are(zero, cut):
+    """cut: with tensor parallelism, and mostly a pipeline."""
+
     def chosen(case):
         layout = case["layout"]
-        return bool(layout.zero) in zero and (layout.pipeline > 1) == pipeline
+        return bool(layout.zero) in zero and (layout.tensor * layout.pipeline > 1) == cut
 
     return _bytes_are(probes.state_cases, _state_bytes, chosen)
 
@@ -63,12 +81,11 @@ STATES = question(
     asks_for=("state_bytes",),
     probe=probes.probe_states,
     form={"bytes": [forms.number]},
+    recognise={"few digits": _in_few_digits(probes.state_cases, _state_bytes)},
     targets=(
-        Target("without ZeRO, in every precision", _states_are(zero=[False], pipeline=False)),
-        Target("under ZeRO's three stages", _states_are(zero=[True], pipeline=False)),
-        Target(
-            "with tensor parallelism and a pipeline, the fullest device", _states_are(zero=[False, True], pipeline=True)
-        ),
+        Target("without ZeRO, in every precision", _states_are(zero=[False], cut=False)),
+        Target("under ZeRO's three stages", _states_are(zero=[True], cut=False)),
+        Target("with tensor parallelism and a pipeline, the fullest device", _states_are(zero=[False, True], cut=True)),
     ),
 )
 
@@ -95,6 +112,7 @@ ACTIVATIONS = question(
     asks_for=("activation_bytes",),
     probe=probes.probe_activations,
     form={"bytes": [forms.number]},
+    recognise={"few digits": _in_few_digits(probes.activation_cases, _activation_bytes)},
     targets=(
         Target("on any stage, with many micro-batches", _activations_are("none", few=[False])),
         Target("with fewer micro-batches than stages", _activations_are("none", few=[True])),
@@ -104,8 +122,8 @@ ACTIVATIONS = question(
 
 
 @functools.lru_cache(maxsize=32)
-def _found(seed):
-    return tuple(search(*given, precision="bfloat16_master").ranked for given in probes.choices(seed))
+def _found(seed, precision="bfloat16_master"):
+    return tuple(search(*given, precision=precision).ranked for given in probes.choices(seed))
 
 
 def _sure(ranked):
@@ -137,13 +155,13 @@ def _fits_surely(chosen, sure):
 
 def _is_fast(chosen, sure):
     longer = chosen.step.total / min(one.step.total for one in sure) - 1
-    return longer <= probes.NEAR + EXACT or f"yours takes {longer:.0%} longer"
+    return longer <= probes.NEAR + NEARLY or f"yours takes {longer:.2%} longer"
 
 
 def _is_lean(chosen, sure):
     slowest = (1 + probes.NEAR) * min(one.step.total for one in sure)
     least = min(one.memory.total for one in sure if one.step.total <= slowest)
-    return chosen.memory.total <= (1 + EXACT) * least or f"yours takes {chosen.memory.total / least:.2f} times as much"
+    return chosen.memory.total <= (1 + NEARLY) * least or f"yours takes {chosen.memory.total / least:.3g} times as much"
 
 
 def _in_precision(chosen, sure):
@@ -159,17 +177,21 @@ def _refused_alone(answers, seed):
     return True
 
 
-def _chooses(rule):
+def _chooses(rule, precision="bfloat16_master", but=()):
     """A recogniser: rule(ranked, those that surely fit) is the prediction that is chosen, or None for a ValueError.
 
-    It needs no search of its own, unlike a comparison with an edited answer.
+    It needs no search of its own in the question's precision, unlike a comparison with an edited answer.
+    precision  of the search; None for its usual one
+    but        fields of the layout that may be anything
     """
 
     def recognise(answers, seed):
-        for ranked, sizes in zip(_found(seed), answers["layouts"], strict=True):
+        for ranked, sizes in zip(_found(seed, precision), answers["layouts"], strict=True):
             chosen = rule(ranked, _sure(ranked))
-            wanted = {key: plain(value) for key, value in vars(chosen.layout).items()} if chosen else None
-            if sizes != (wanted or probes.NO_LAYOUT):
+            if not chosen or sizes == probes.NO_LAYOUT:
+                if chosen or sizes != probes.NO_LAYOUT:
+                    return False
+            elif any(sizes[key] != plain(value) for key, value in vars(chosen.layout).items() if key not in but):
                 return False
         return True
 
@@ -205,9 +227,51 @@ def _in_the_interval(ranked, sure):
     return probes.near(sure, min(sure, key=_seconds).step_interval[1], factor=1)
 
 
+def _of_the_best(best, otherwise):
+    """Within 5% of best(ranked), which may not fit; otherwise(sure) where none of those is sure."""
+
+    def rule(ranked, sure):
+        limit = (1 + probes.NEAR) * _seconds(best(ranked))
+        kept = [one for one in sure if _seconds(one) <= limit]
+        return min(kept, key=_memory) if kept else otherwise(sure)
+
+    return _chooses(_only(rule))
+
+
+def _first(found):
+    return found[0]
+
+
+def _fastest(found):
+    return min(found, key=_seconds)
+
+
+_LEFT_OUT = ("split_norms", "interleave")
+
+
+def _right(ranked, sure):
+    return probes.near(sure) if sure else None
+
+
+def _made_again(answers, seed):
+    """The right layouts, but that fields which `search` sets have their defaults in some."""
+    if not _chooses(_right, but=_LEFT_OUT)(answers, seed):
+        return False
+    for ranked, sizes in zip(_found(seed), answers["layouts"], strict=True):
+        right = _right(ranked, _sure(ranked))
+        for key in _LEFT_OUT if right else ():
+            if sizes[key] not in (getattr(Layout(), key), getattr(right.layout, key)):
+                return False
+    return True
+
+
 def _among(keep):
     """The right rule, for those that surely fit and that `keep(ranked, sure)` leaves."""
     return lambda ranked, sure: probes.near(kept) if (kept := keep(ranked, sure)) else None
+
+
+def _of_the_first(count):
+    return lambda ranked, sure: [one for one in ranked[:count] if one.surely_fits]
 
 
 _LAYOUT = {
@@ -234,12 +298,24 @@ CHOICE = question(
         "something where nothing is sure": _chooses(lambda ranked, sure: probes.near(sure or ranked)),
         "50 percent": _chooses(_only(lambda ranked, sure: probes.near(sure, factor=1.5))),
         "the interval of the fastest": _chooses(_only(_in_the_interval)),
-        "the first of the ranking": _chooses(
-            _among(lambda ranked, sure: [one for one in ranked[:10] if one.surely_fits])
+        "the first of the ranking": _chooses_either(
+            *(_among(_of_the_first(count)) for count in (10, 8)),
+            *(_only(lambda ranked, sure, count=count: probes.near(sure[:count])) for count in (10, 8)),
         ),
         "nothing recomputed": _chooses(
             _among(lambda ranked, sure: [one for one in sure if one.layout.recompute == "none"])
         ),
+        "Keras' precision": _chooses(_right, precision=None, but=["precision"]),
+        "5% of the search's best": lambda answers, seed: any(
+            _of_the_best(best, otherwise)(answers, seed)
+            for best in (_first, _fastest)
+            for otherwise in (_first, _fastest, lambda sure: None)
+        ),
+        "the first for the fastest": _chooses(_only(lambda ranked, sure: probes.near(sure, _seconds(sure[0])))),
+        "up to the first slow one": _chooses(
+            _only(lambda ranked, sure: min(probes.up_to_the_first_slow(sure), key=_memory))
+        ),
+        "made again": _made_again,
         "thresholds swapped": _chooses(_only(_near_in_memory)),
         "the fullest": _chooses(_only(lambda ranked, sure: probes.near(sure, key=lambda one: -_memory(one)))),
     },
@@ -277,7 +353,7 @@ def _shares(events, steps=None, cut=True):
 
 def _in_order(events, **how):
     shares = _shares(events, **how)
-    return np.array([shares[kind] for kind in probes.KINDS])
+    return np.array([shares[kind] for kind in profile_probes.KINDS])
 
 
 def _steps(events):
@@ -288,7 +364,7 @@ def _all_shares(fits):
     """A recogniser: fits(a profile's events, its shares as the learner gives them) for all three."""
 
     def recognise(answers, seed):
-        rows = zip(probes.profiles(seed), answers["shares"], strict=True)
+        rows = zip(profile_probes.profiles(seed), answers["shares"], strict=True)
         return all(fits(events, np.array(own)) for (_, events), own in rows)
 
     return recognise
@@ -337,17 +413,49 @@ def _loses_reach(events, own):
     return abs(own[0] - right[0]) < 1e-6 and abs(own[1] - compute) < 1e-6
 
 
+def _sorted_out(events):
+    """(computing, sums) of a profile, by operations' types."""
+    operations = [one for one in events if ":" in one.name and not one.thread.startswith("tf_data")]
+    computing = [one for one in operations if not one.name.endswith(":CollectiveReduceV2")]
+    return computing, [one for one in operations if one not in computing]
+
+
+def _inside(events, found):
+    steps = _steps(events)
+    return covered_seconds(found) + covered_seconds(steps) - covered_seconds(steps + list(found))
+
+
+def _threads_added(events, own):
+    """Input right, and the time of each thread's computing added up; of the communication nothing is asked."""
+    computing = _sorted_out(events)[0]
+    each = [_inside(events, [one for one in computing if one.thread == thread]) for thread in _threads(computing)]
+    right = _in_order(events)
+    return abs(own[0] - right[0]) < 1e-6 and abs(own[1] - sum(each) / covered_seconds(_steps(events))) < 1e-6
+
+
+def _threads(events):
+    return {event.thread for event in events}
+
+
 def _kinds_right(answers, seed):
-    known = [kind for kind, _ in probes.profiles(seed)]
+    known = [kind for kind, _ in profile_probes.profiles(seed)]
     wrong = [said for said, right in zip(answers["kinds"], known, strict=True) if said != right]
     return not wrong or f"{len(wrong)} of {len(known)} wrong; for one of them you say {wrong[0]!r}"
 
 
+def _not_the_largest(answers, seed):
+    """The shares are right, and the verdict is not the largest of them."""
+    for (_, events), own in zip(profile_probes.profiles(seed), answers["shares"], strict=True):
+        if np.abs(np.array(own) - _in_order(events)).max() > 1e-3:
+            return False
+    return _kinds_right(answers, seed) is not True
+
+
 def _share_right(kind):
-    place = probes.KINDS.index(kind)
+    place = profile_probes.KINDS.index(kind)
 
     def holds(answers, seed):
-        wanted = [_shares(events)[kind] for _, events in probes.profiles(seed)]
+        wanted = [_shares(events)[kind] for _, events in profile_probes.profiles(seed)]
         off = max(abs(own[place] - right) for own, right in zip(answers["shares"], wanted, strict=True))
         return bool(off < 1e-3) or f"the worst is off by {100 * off:.1f} points"
 
@@ -358,8 +466,8 @@ PROFILES = question(
     name="q4",
     title="Bottlenecks in recorded profiles",
     asks_for=("bottleneck",),
-    probe=probes.probe_bottleneck,
-    form={"kinds": [forms.text], "shares": [(forms.number,) * len(probes.KINDS)]},
+    probe=profile_probes.probe_bottleneck,
+    form={"kinds": [forms.text], "shares": [(forms.number,) * len(profile_probes.KINDS)]},
     recognise={
         "share of the recording": _of_longer(cut=True),
         "share of the recording, and the pauses": _of_longer(cut=False),
@@ -367,6 +475,8 @@ PROFILES = question(
         "mean of the steps' shares": _all_shares(_mean_of_steps),
         "few digits": _all_shares(_few_digits),
         "an early end": _all_shares(_loses_reach),
+        "not the largest": _not_the_largest,
+        "threads added": _all_shares(_threads_added),
     },
     targets=(
         Target("the bottleneck of three recorded runs", _kinds_right),
@@ -388,7 +498,7 @@ def _counted(share_of, kinds=("strong", "weak")):
     def recognise(answers, seed):
         for case, *found in zip(probes.timings(seed), *(answers[kind] for kind in kinds), strict=True):
             for kind, own in zip(kinds, found, strict=True):
-                if not np.allclose(own, [share_of(case[kind], kind, n) for n in case[kind]], rtol=EXACT):
+                if not np.allclose(own, [share_of(case[kind], kind, n) for n in case[kind]], rtol=NEARLY):
                     return False
         return True
 
@@ -411,6 +521,10 @@ def _upside_down(seconds, kind, n):
     return 1 / _from(seconds, kind, n, min(seconds))
 
 
+def _never_above_one(seconds, kind, n):
+    return min(1.0, _from(seconds, kind, n, min(seconds)))
+
+
 def _from_the_first(seconds, kind, n):
     return _from(seconds, kind, n, next(iter(seconds)))
 
@@ -430,7 +544,7 @@ def _efficient(kind):
     def holds(answers, seed):
         for case, own in zip(probes.timings(seed), answers[kind], strict=True):
             for (n, right), got in zip(_efficiencies(case[kind], kind).items(), own, strict=True):
-                if not abs(got / right - 1) < EXACT:
+                if not abs(got / right - 1) < NEARLY:
                     return f"measured from {min(case[kind])} on, yours for {n} devices is {got / right:.3g} times that"
         return True
 
@@ -464,6 +578,7 @@ SCALING = question(
         "speed-up": _counted(_speed_up, ["strong"]),
         "the first of the dict": _counted(_from_the_first),
         "upside down": _counted(_upside_down),
+        "never above 1": _counted(_never_above_one),
         "from the number before": _counted(_from_the_one_before),
     },
     targets=(
