@@ -1,4 +1,4 @@
-"""Exercise 09: a loss scale's window, its search, an overflow among replicas, what stays float32, a fair comparison.
+"""Exercise 09: a loss scale's window, its search, what stays float32, a fair comparison; q3 is in ex09_overflow.
 
 Needs NumPy; mistakes that a check runs need TensorFlow.
 """
@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from course_lib.exercises.judges import forms, question_maker
+from course_lib.exercises.judges.ex09_overflow import FLOAT32, OVERFLOW
 from course_lib.exercises.judges.numbers import off
 from course_lib.exercises.probes import ex09 as probes
 from course_lib.exercises.probes import ex09_comparison as fair
@@ -15,7 +16,6 @@ from course_lib.exercises.probes.cases import REFUSED
 from course_lib.exercises.question import Target
 
 question = question_maker.of("09_mixed_precision")
-FLOAT32 = 1e-5  # relative: one division in float32
 SCALES = 2.0 ** np.arange(41)
 
 
@@ -97,6 +97,19 @@ def _scale_where_none_is_right(answers, seed):
     return all(rest) and REFUSED not in none
 
 
+def _exactly_is_refused(answers, seed):
+    """Whether each scale is the smallest that loses less than it may, or in each case also one that loses nothing."""
+
+    def found(case, fits):
+        losses = ((scale, *_effect(case, scale)) for scale in SCALES)
+        most = case["largest_lost_share"]
+        return next((scale for scale, overflows, share in losses if not overflows and fits(share, most)), REFUSED)
+
+    rules = (lambda share, most: share < most), (lambda share, most: share < most or share == 0)
+    cases = probes.gradient_sets(seed)
+    return any(answers["scales"] == [found(case, rule) for case in cases] for rule in rules)
+
+
 def _some_powers_alone(answers, seed):
     """Whether all scales are right that are powers of 4, or of 8 and so on, without those between."""
     said = [(case, scale) for case, scale in zip(probes.gradient_sets(seed), answers["scales"]) if scale != REFUSED]
@@ -118,7 +131,11 @@ WINDOW = question(
         Target("no smaller power of two does", _each_scale(_no_smaller)),
         Target("a ValueError where no scale is right, and only there", _refused_alone),
     ),
-    recognise={"none not refused": _scale_where_none_is_right, "not every power": _some_powers_alone},
+    recognise={
+        "exactly is refused": _exactly_is_refused,
+        "none not refused": _scale_where_none_is_right,
+        "not every power": _some_powers_alone,
+    },
 )
 
 
@@ -234,183 +251,6 @@ SEARCH = question(
 )
 
 
-# q3: an overflow on some replicas
-
-ROUNDED = 0.02  # relative: products of float16 numbers, 11 bits each, in two updates and their momentum
-
-
-def _change(run, weights, shards, local_mean=False):
-    """By how much one step without momentum changes the weights, in NumPy."""
-    rows = sum(len(x) for x, _ in shards)
-    shards = [(np.hstack([x, np.ones((len(x), 1))]), y) for x, y in shards]
-    parts = [2 * x.T @ (x @ weights - y) / (len(x) if local_mean else rows) for x, y in shards]
-    return -run["rate"] * sum(parts)
-
-
-def _run_of(answers, seed):
-    """The run that was asked. Raises ValueError when a step has values of more or fewer replicas than the first."""
-    replicas = len(answers["steps"][0]["weights"])
-    counts = {len(step[what]) for step in answers["steps"] for what in ("weights", "scales", "returned")}
-    if counts != {replicas}:
-        raise ValueError(f"the steps have values of {' and '.join(map(str, sorted(counts)))} replicas")
-    return probes.overflowing_run(seed, replicas)
-
-
-def _one_device(run):
-    """The weights after all steps, with those skipped that have an overflow."""
-    weights, velocity = run["weights"].astype("float64"), 0.0
-    for shards, bad in zip(run["steps"], run["bad"]):
-        if not bad:
-            velocity = probes.MOMENTUM * velocity + _change(run, weights, shards)
-            weights = weights + velocity
-    return weights
-
-
-def _skipped_everywhere(answers, seed):
-    before = None
-    for step, bad in zip(answers["steps"], _run_of(answers, seed)["bad"], strict=True):
-        if bad and not all(np.isfinite(copy).all() for copy in step["weights"]):
-            return "a weight is no longer finite"
-        if bad and not all(map(np.array_equal, step["weights"], before["weights"])):
-            return "weights have changed"
-        if bad and step["iterations"] != before["iterations"]:
-            return f"iterations counts it: {before['iterations']} and then {step['iterations']}"
-        before = step
-    return True
-
-
-def _scale_halved(answers, seed):
-    run = _run_of(answers, seed)
-    for step, halvings in zip(answers["steps"], np.cumsum(np.array(run["bad"]) > 0), strict=True):
-        wanted = run["scale"] / 2**halvings
-        if any(scale != wanted for scale in step["scales"]):
-            scales = ", ".join(f"{scale:g}" for scale in step["scales"])
-            return f"after {halvings} of them the replicas have the scales {scales}"
-    return True
-
-
-def _as_one_device(answers, seed):
-    run = _run_of(answers, seed)
-    way = _one_device(run) - run["weights"]
-    if not all(np.isfinite(copy).all() for copy in answers["steps"][-1]["weights"]):
-        return "the weights are no longer finite"
-    error = np.max([off(copy - run["weights"], way) for copy in answers["steps"][-1]["weights"]])
-    return bool(error <= ROUNDED) or f"off by {error:.1%} of the way"
-
-
-def _overflows_counted(answers, seed):
-    for step, bad in zip(answers["steps"], _run_of(answers, seed)["bad"], strict=True):
-        if any(count != bad for count in step["returned"]):
-            counts = ", ".join(f"{count:g}" for count in step["returned"])
-            return f"the replicas return {counts} where {bad} of them overflowed"
-    return True
-
-
-def _first_step_is(factor, local_mean=False):
-    """Recognise a first step, which has no overflow, that is factor(run) times as long as this one."""
-
-    def recognise(answers, seed):
-        run = _run_of(answers, seed)
-        change = factor(run) * _change(run, run["weights"], run["steps"][0], local_mean)
-        return off(answers["steps"][0]["weights"][0] - run["weights"], change) < ROUNDED
-
-    return recognise
-
-
-def _returned(answers, seed, of_bad):
-    """Whether every replica returns of_bad(the number that overflowed) after each step."""
-    pairs = zip(answers["steps"], _run_of(answers, seed)["bad"], strict=True)
-    return all(one == of_bad(bad) for step, bad in pairs for one in step["returned"])
-
-
-def _counted(**by_kind):
-    """Recognise a right first step, then the numbers returned and the scales, to the first overflow that isn't counted.
-
-    by_kind  for what overflows, how often each bad replica counts: else once
-    """
-    first_is_right = _first_step_is(lambda run: 1)
-
-    def recognise(answers, seed):
-        run, halvings = _run_of(answers, seed), 0
-        for step, bad, kind in zip(answers["steps"], run["bad"], run["kinds"], strict=True):
-            count = bad * by_kind.get(kind, 1)
-            halvings += count > 0
-            if {*step["returned"]} != {count}:
-                return False
-            if bad and not count:
-                break
-            if {*step["scales"]} != {run["scale"] / 2**halvings}:
-                return False
-        return first_is_right(answers, seed)
-
-    return recognise
-
-
-def _mean_returned(answers, seed):
-    pairs = zip(answers["steps"], _run_of(answers, seed)["bad"], strict=True)
-    return all(abs(one - bad / len(step["returned"])) < FLOAT32 for step, bad in pairs for one in step["returned"])
-
-
-def _quartered(answers, seed):
-    """Whether each overflow that it saw made the scale a quarter; the smaller scale then spares it a later one."""
-    halvings = np.cumsum([max(step["returned"]) > 0 for step in answers["steps"]])
-    scale = _run_of(answers, seed)["scale"]
-    steps = zip(answers["steps"], halvings)
-    return halvings[-1] > 0 and all(one == scale / 4**number for step, number in steps for one in step["scales"])
-
-
-def _poisoned(answers, step=1):
-    return not np.isfinite(answers["steps"][step]["weights"]).all()
-
-
-def _one_bad_alone_is_told(answers, seed):
-    counted = zip(answers["steps"][:4], _run_of(answers, seed)["bad"])
-    right = all({*step["returned"]} == {bad} for step, bad in counted)
-    return right and _poisoned(answers, 3) and not _poisoned(answers)
-
-
-_REPLICAS = {"weights": forms.each_replica(forms.any_array), "scales": [forms.any_number]}
-_STEP = _REPLICAS | {"iterations": forms.size, "returned": [forms.any_number]}
-OVERFLOW = question(
-    name="q3",
-    title="One replica overflows, all skip",
-    asks_for=("replica_step",),
-    probe=probes.probe_replica_step,
-    form={"steps": [_STEP]},
-    targets=(
-        Target("an overflow anywhere changes no weight and counts as no update, on any replica", _skipped_everywhere),
-        Target("it halves every replica's scale once", _scale_halved),
-        Target("the other steps end where one device in float32 does, to 2% of the way", _as_one_device),
-        Target("every replica returns the number of replicas that overflowed", _overflows_counted),
-    ),
-    recognise={
-        "a branch": lambda answers, seed: "`merge_call` called while defining" in answers["stopped"]["error"],
-        "infinity passes": lambda answers, seed: _poisoned(answers) and not any(answers["steps"][1]["returned"]),
-        "halved twice": _quartered,
-        "last gradient alone": _counted(kernel=0),
-        "first replica asked": lambda answers, seed: _poisoned(answers),
-        "one bad replica alone": _one_bad_alone_is_told,
-        "NaN passes": _counted(nan=0),
-        "first gradient alone": _counted(bias=0),
-        "not scaled": _first_step_is(lambda run: 1 / run["scale"]),
-        "local mean": _first_step_is(lambda run: 1, local_mean=True),
-        "mean of means": _first_step_is(lambda run: 1 / len(run["steps"][0]), local_mean=True),
-        "four replicas": _first_step_is(lambda run: 1 / 4, local_mean=True),
-        "divided twice": _first_step_is(lambda run: 1 / len(run["steps"][0])),
-        "not divided": _first_step_is(lambda run: sum(len(x) for x, _ in run["steps"][0])),
-        "summed twice": _first_step_is(lambda run: len(run["steps"][0])),
-        "whether any": lambda answers, seed: _returned(answers, seed, lambda bad: min(bad, 1)),
-        "mean of the flags": _mean_returned,
-        "tensors counted": _counted(both=2, nan=2),
-        "numbers counted": _counted(both=4, nan=4, kernel=3),
-        "own replica alone": lambda answers, seed: all(
-            sum(step["returned"]) == bad for step, bad in zip(answers["steps"], _run_of(answers, seed)["bad"])
-        ),
-        "bad ones zeroed": lambda answers, seed: answers["steps"][1]["iterations"] == 2 and not _poisoned(answers),
-    },
-)
-
-
 # q4: dtypes by layer
 
 HIDDEN = ("hidden1", "hidden2")
@@ -463,12 +303,17 @@ def _in_order(built):
     return [layer for layer in built["layers"] if layer in LAYERS]
 
 
-def _logits(seed, largest=None):
-    """The logits in float64, of counts divided by another number than the largest if there is one."""
+def _logits(seed, largest=None, linear=()):
+    """The logits in float64, of counts divided by another number than the largest if there is one.
+
+    linear  the hidden layers without their relu
+    """
     wanted = probes.counting_model(seed)
     kernel1, bias1, kernel2, bias2, kernel3, bias3 = (array.astype("float64") for array in wanted["weights"])
     x = wanted["counts"] / (largest or wanted["sizes"]["largest_count"])
-    x = np.maximum(np.maximum(x @ kernel1 + bias1, 0) @ kernel2 + bias2, 0)
+    for layer, kernel, bias in zip(HIDDEN, (kernel1, kernel2), (bias1, bias2)):
+        x = x @ kernel + bias
+        x = x if layer in linear else np.maximum(x, 0)
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True)) @ kernel3 + bias3
 
 
@@ -507,6 +352,25 @@ def _one_dtype(answers, seed):
     return len(computes) == 1 and computes != {"float32"}
 
 
+def _logits_short_in_bfloat16(answers, seed):
+    right, other = (answers[policy] for policy in probes.POLICIES)
+    shorts = {name for name in LAYERS if _computes(right, name) == "float16"}
+    return shorts == set(HIDDEN) and _computes(other, "logits") == "bfloat16"
+
+
+def _without_relu(answers, seed):
+    linear = [_logits(seed, linear=some) for some in (HIDDEN[:1], HIDDEN[1:], HIDDEN)]
+    return all(
+        any(off(answers[policy]["logits"], logits) <= CLOSE[policy] for logits in linear) for policy in probes.POLICIES
+    )
+
+
+def _width_rounded_up(answers, seed):
+    sizes = probes.counting_model(seed)["sizes"]
+    rounded = 8 * math.ceil(sizes["width"] / 8)
+    return f"weight shape ({sizes['features']}, {rounded}) is not" in answers["stopped"]["error"]
+
+
 def _infinite_before_it_is_divided(answers, seed):
     return _shorts_are(*HIDDEN)(answers, seed) and not np.isfinite(answers[probes.POLICIES[0]]["logits"]).all()
 
@@ -520,7 +384,7 @@ DTYPES = question(
     probe=probes.probe_mixed_model,
     form=dict.fromkeys(probes.POLICIES, _BUILT),
     targets=(
-        Target("90% of the multiplications in 16 bits", _both(_mostly_short)),
+        Target("at least 90% of the dense layers' multiplications in 16 bits", _both(_mostly_short)),
         Target("all variables float32", _both(_variables_float32)),
         Target("logits computed in float32", _both(_logits_float32)),
         Target("for counts up to the largest, logits within 2% (10% in bfloat16) of float32's", _both(_near_float32)),
@@ -531,6 +395,7 @@ DTYPES = question(
         "one policy": _one_dtype,
         "everything short": _shorts_are(*LAYERS),
         "short logits": _shorts_are(*HIDDEN, "logits"),
+        "logits short in bfloat16": _logits_short_in_bfloat16,
         "counts cast": _shorts_are("rescale", *HIDDEN),
         "short squares": _shorts_are(*HIDDEN, "norm"),
         "all but the logits": _shorts_are("rescale", *HIDDEN, "norm"),
@@ -545,6 +410,8 @@ DTYPES = question(
         "a literal million": _each_policy(
             lambda built, policy, seed: off(built["logits"], _logits(seed, 1e6)) <= CLOSE[policy]
         ),
+        "no relu": _without_relu,
+        "width rounded up": _width_rounded_up,
         "one hidden layer short": lambda answers, seed: any(_shorts_are(one)(answers, seed) for one in HIDDEN),
         "policy left behind": lambda answers, seed: (
             not all(answers[policy]["global_policy_kept"][1] for policy in probes.POLICIES)
@@ -606,6 +473,12 @@ def _one_policy_first(answers, seed):
 def _other_updates(answers, seed):
     updates = [{steps for other, _, steps, _ in answers["asked"] if (other == fair.CONTROL) == same} for same in (0, 1)]
     return updates[0] != updates[1]
+
+
+def _another_number(answers, seed):
+    arguments = fair.comparison(seed)["arguments"]
+    updates = {steps for _, _, steps, _ in answers["asked"]}
+    return len(updates) == 1 and updates != {arguments["warmup"] + arguments["repeats"]}
 
 
 def _timed_and_asked_apart(answers, seed):
@@ -672,6 +545,7 @@ FAIR = question(
     recognise={
         "trials apart": _timed_and_asked_apart,
         "other updates": _other_updates,
+        "another number of updates": _another_number,
         "one after the other": _one_policy_first,
         "warm-up counted": _as_edited("ratio", "warm-up counted"),
         "mean": _as_edited("ratio", "mean"),
@@ -682,6 +556,7 @@ FAIR = question(
         "difference upside down": _as_edited("differences", "difference upside down"),
         **{name: _as_edited("verdicts", name) for name in VERDICTS},
         "no tolerance for worse": _verdicts(_beyond_zero),
+        "the tolerance itself": _verdicts(lambda low, high, said: low == high and abs(low) == 1),
         "zero inside": _verdicts(
             lambda low, high, said: low <= 0 <= high or said == "undecided" or _beyond_zero(low, high, said),
             lambda low, high, said: not low <= 0 <= high or said == "no difference",

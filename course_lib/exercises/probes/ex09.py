@@ -1,19 +1,14 @@
-"""Probes of exercise 09: a loss scale's window, its state machine, an overflow among replicas, dtypes.
+"""Probes of exercise 09: a loss scale's window, its state machine, dtypes.
 
-Needs NumPy; TensorFlow for q3 and q4. The inputs are functions of the seed.
+Needs NumPy; TensorFlow for q4. The inputs are functions of the seed.
 """
 
-import contextlib
 import math
-from unittest import mock
 
 import numpy as np
 
 from course_lib.exercises.probes.cases import ask_or_refused, shuffled
-from course_lib.exercises.probes.replicas import local_arrays, mirrored_strategy, on_replicas, per_replica
-from course_lib.exercises.probes.state import copies_of
 
-REPLICAS, MOMENTUM = 3, 0.9  # of q3
 POLICIES = ("mixed_float16", "mixed_bfloat16")  # of q4
 
 
@@ -124,97 +119,17 @@ def _updated(update, case):
     }
 
 
-# q3: an overflow on some replicas
-
-
-def overflowing_run(seed: int, replicas: int) -> dict[str, object]:
-    """A linear model's weights (4, 1), the last one its bias, learning rate and loss scale, and eight steps.
-
-    A step has a shard (x (local, 3), y (local, 1)) for each replica, not all of one size.
-    In the second step both gradients overflow on a replica that is not the first, in the fourth
-    on all but the first; in the backward pass alone, so that losses stay finite. In the fifth a
-    forward pass meets infinity of both signs, so that gradients are NaN; in the sixth the bias's
-    gradient alone overflows, in the seventh the kernel's, on the first and another. `bad` counts
-    replicas, and `kinds` says what overflows there.
-    """
-    rng = np.random.default_rng(seed)
-    weights = (rng.choice([-1, 1], (4, 1)) * rng.uniform(0.5, 1, (4, 1))).astype("float32")
-    one, another = (int(replica) for replica in rng.choice(range(1, replicas), 2, replace=replicas < 3))
-    where = [[], [one], [], range(1, replicas), [one], [another], [0, one], []]
-    kinds = ["", "both", "", "both", "nan", "bias", "kernel", ""]
-    bad = [dict.fromkeys(those, kind) for those, kind in zip(where, kinds)]
-    rows, scale, steps = [3 + replica % 3 for replica in range(replicas)], 2.0 ** int(rng.integers(8, 11)), []
-    for number, those in enumerate(bad):
-        upstream = scale / 2 ** sum(map(bool, bad[:number])) * 2 / sum(rows)  # of an error of 1
-        steps.append([_shard(rng, weights, rows[place], those.get(place), upstream) for place in range(replicas)])
-    counts = [len(those) for those in bad]
-    return {"weights": weights, "rate": 0.05, "scale": scale, "steps": steps, "bad": counts, "kinds": kinds}
-
-
-def _shard(rng, weights, rows, overflow, upstream):
-    x, y = rng.uniform(0.2, 1, (rows, 3)) * rng.choice([-1, 1], (rows, 3)), 2 * rng.normal(size=(rows, 1))
-    if overflow == "both":
-        x[0] = 4096 * np.sign(weights[:3, 0])
-    elif overflow == "nan":
-        x[0] = 1e5 * np.sign(weights[:3, 0]) * [1, -1, 1]
-    elif overflow == "kernel":  # the products of two rows have one sign, the upstream gradients two
-        x[:2], y[:2] = [[8] * 3, [-8] * 3], [[-30_000 / upstream], [30_000 / upstream]]
-    elif overflow == "bias":
-        x[:3], y[:3] = 0.001, -30_000 / upstream
-    return x.astype("float32"), y.astype("float32")
-
-
-def probe_replica_step(names, seed):
-    """After every step of a float16 model: each replica's weights, scale and returned value; the updates counted."""
-    import keras
-    import tensorflow as tf
-
-    strategy = mirrored_strategy(REPLICAS)
-    run = overflowing_run(seed, strategy.num_replicas_in_sync)
-    with strategy.scope():
-        inputs = keras.Input((3,))
-        hidden = keras.layers.Dense(1, dtype="mixed_float16")(inputs)
-        model = keras.Model(inputs, keras.layers.Activation("linear", dtype="float32")(hidden))
-        inner = keras.optimizers.SGD(run["rate"], momentum=MOMENTUM)
-        optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=run["scale"])
-        optimizer.build(model.trainable_variables)
-    model.set_weights([run["weights"][:3], run["weights"][3]])
-
-    step = on_replicas(strategy, names["replica_step"])
-    seen = []
-    for shards in run["steps"]:
-        global_batch = tf.constant(float(sum(len(x) for x, _ in shards)))
-        with _threads_met_at_once():
-            returned = step(args=(model, optimizer, *per_replica(strategy, shards), global_batch))
-        seen.append(
-            {
-                "weights": [np.vstack(pair) for pair in zip(*(copies_of(strategy, one) for one in model.weights))],
-                "scales": [float(scale) for scale in copies_of(strategy, optimizer.dynamic_scale)],
-                "iterations": int(optimizer.iterations.numpy()),
-                "returned": [float(part) for part in local_arrays(strategy, returned)],
-            }
-        )
-    return {"steps": seen}
-
-
-@contextlib.contextmanager
-def _threads_met_at_once():
-    """TensorFlow asks once a second whether a replica's thread has ended: under Python 3.13, most of a check's time."""
-    import tensorflow as tf
-
-    coordinator = tf.train.Coordinator
-    wait = coordinator.wait_for_stop
-    with mock.patch.object(coordinator, "wait_for_stop", lambda self, timeout=None: wait(self, timeout and 0.01)):
-        yield
-
-
 # q4: dtypes by layer
 
 
 def counting_model(seed: int) -> dict[str, object]:
-    """q4's sizes, the weights of the three dense layers, and counts (4, features) up to the largest."""
+    """q4's sizes, the weights of the three dense layers, and counts (4, features) up to the largest.
+
+    The width is odd, so that rounding it up to a multiple gives another model.
+    """
     rng = np.random.default_rng(seed)
-    features, width, classes = (int(rng.integers(*bounds)) for bounds in ((20, 30), (48, 64), (3, 6)))
+    features, half, classes = (int(rng.integers(*bounds)) for bounds in ((20, 30), (25, 32), (3, 6)))
+    width = 2 * half + 1
     largest = int(rng.integers(2_000_000, 4_000_000))  # far from the million of the picture
     sizes = {"features": features, "width": width, "classes": classes, "largest_count": largest}
     shapes, spreads = ((features, width), (width, width), (width, classes)), (3.0, 16.0, 1.0)

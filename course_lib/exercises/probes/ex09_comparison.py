@@ -104,7 +104,10 @@ class PrecisionTrial:
 
 
 def verdicts(seed: int) -> list[dict[str, object]]:
-    """q5's cases, the verdict that differences allow: small ones, then of a mean and a standard error in tolerances."""
+    """q5's cases, the verdict that differences allow: small ones, then of a mean and a standard error in tolerances.
+
+    In two of the small ones all differences are the tolerance, on one side of zero or the other.
+    """
     rng = np.random.default_rng(seed)
     cases = [
         (0.1, 0.1, 6, "no difference"),
@@ -124,6 +127,7 @@ def verdicts(seed: int) -> list[dict[str, object]]:
     ]
     drawn = [(_sample(rng, *spread), verdict) for *spread, verdict in shuffled(rng, cases)]
     small = [([2, 3, 2, 3], "worse"), ([0, 0, 0, 0, 0, 0, 0, 0, 4], "undecided"), ([0, 0.1, 0, 0.1], "no difference")]
+    small += [([1, 1], "no difference"), ([-1, -1], "no difference")]
     return [{"differences": TOLERANCE * np.array(sample), "verdict": verdict} for sample, verdict in [*small, *drawn]]
 
 
