@@ -11,6 +11,7 @@ import numpy as np
 from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.judges.ex04_clusters import RECOVERY, TRAIN
 from course_lib.exercises.probes import ex04 as probes
+from course_lib.exercises.probes import ex04_table as table_probes
 from course_lib.exercises.question import Target
 
 question = question_maker.of("04_parameter_server")
@@ -219,7 +220,9 @@ SERVER = question(
 
 def _tables(answers, seed):
     """Each table, its batches of numbers, and what was made of them; the first alone where that failed."""
-    return [(table, batches, made) for (table, batches), made in zip(probes.tables_to_cut(seed), answers["tables"])]
+    return [
+        (table, batches, made) for (table, batches), made in zip(table_probes.tables_to_cut(seed), answers["tables"])
+    ]
 
 
 def _one_each(answers, seed):
@@ -285,12 +288,12 @@ def _rows_alone(answers, seed):
             return f"{lookup['read_whole']} of {len(lookup['touched'])} shards are read whole"
         if not len(np.unique(numbers)) <= sum(lookup["touched"]) <= len(numbers):
             return f"for {len(numbers)} numbers the shards' gradients have {sum(lookup['touched'])} rows"
-    return len(answers["tables"]) == 2 or "no other table is cut before the first one's rows are found"
+    return len(answers["tables"]) == 2 or "the smaller table is not tried before the first one's rows are found"
 
 
 def _number_in_the_whole_table(answers, seed):
     """Whether a shard was asked for the first batch's one number, which is in its middle."""
-    _, batches = probes.tables_to_cut(seed)[0]
+    _, batches = table_probes.tables_to_cut(seed)[0]
     return f"= {batches[0].item()} is not in [0," in answers["stopped"]["error"]
 
 
@@ -330,7 +333,7 @@ TABLE = question(
     name="q3",
     title="Cut a table, and leave it where it is",
     asks_for=("cut_table", "look_up"),
-    probe=probes.probe_table,
+    probe=table_probes.probe_table,
     form={"devices": forms.devices, "tables": forms.either((_TABLE,), (_TABLE, _TABLE))},
     targets=(
         Target("one variable on each device, in order", _one_each),
@@ -356,7 +359,8 @@ TABLE = question(
         "shards taken for equal": _shards_taken_for_equal,
         "not in a graph": lambda answers, seed: any(said in answers["stopped"]["error"] for said in _NO_VALUE),
         "no empty shards": lambda answers, seed: (
-            [len(rows) for _, _, rows in answers["tables"][1]["shards"]] == [1] * len(probes.tables_to_cut(seed)[1][0])
+            [len(rows) for _, _, rows in answers["tables"][1]["shards"]]
+            == [1] * len(table_probes.tables_to_cut(seed)[1][0])
         ),
     },
 )

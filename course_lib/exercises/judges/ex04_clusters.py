@@ -61,6 +61,13 @@ def _counted(answers, wanted):
     return answers["counted"] == wanted or f"it counts {wanted}, and you return {answers['counted']}"
 
 
+def _one_update_each(answers, seed):
+    if (said := _counted(answers, probes.UPDATES)) is not True:
+        return said
+    steps = answers["seen"]["scheduled"]
+    return steps >= probes.UPDATES or f"you schedule {steps} steps for {probes.UPDATES} batches"
+
+
 def _each_applied_once(answers, seed):
     settings = probes.visits(seed)
     wanted = _table_after(settings, settings["batches"])
@@ -124,7 +131,8 @@ def _applied_again(answers, seed):
     return max(answers["seen"]["counted"]) > probes.UPDATES and more > LOST_OF_SUM
 
 
-_SEEN = {"shards": [(forms.text, forms.array)], "counted": [forms.whole], "at_once": forms.size}
+_SEEN = {"shards": [(forms.text, forms.array)], "counted": [forms.whole]}
+_SEEN |= dict.fromkeys(("scheduled", "at_once"), forms.size)
 _TRAINED = {"counted": forms.number, "table": forms.array, "seen": _SEEN, str: forms.anything}
 _TASKS = {"tasks": (forms.whole, forms.whole), "shards": [(forms.text, forms.size)], "staleness": [forms.distance]}
 TRAIN = question(
@@ -137,10 +145,7 @@ TRAIN = question(
     targets=(
         Target("two workers and two servers", _two_and_two),
         Target("the table is in two shards, one on each server, within one row of equal", _cut_over_both),
-        Target(
-            f"the optimizer counts all {probes.UPDATES} updates",
-            lambda answers, seed: _counted(answers, probes.UPDATES),
-        ),
+        Target(f"the optimizer counts all {probes.UPDATES} updates, one for each batch", _one_update_each),
         Target(TABLE_IS_RIGHT, _each_applied_once),
         Target("workers overlap: some updates are stale", _asynchronous),
     ),
@@ -209,7 +214,14 @@ def _goes_on_after_the_save(answers, seed):
             return f"the groups of attempt {attempt} report {', '.join(map(str, done))}"
         if done[-1] > end:
             return f"attempt {attempt} reports {done[-1]} done, and its last group is that of update {end}"
+        if done[-1] < end != probes.RUN:
+            return f"attempt {attempt} was killed after update {end}, and its last report says {done[-1]}"
     return done[-1] == probes.RUN or f"the run ends after {done[-1]} of {probes.RUN} updates"
+
+
+def _in_groups(answers, seed):
+    at_once = answers["at_once"]
+    return at_once == probes.TOGETHER or f"at most {at_once} were under way at once, and a group has {probes.TOGETHER}"
 
 
 def _applied(answers, seed, *spans):
@@ -284,7 +296,7 @@ def _other_batches(answers, seed):
 
 def _all_at_once(answers, seed):
     """The last attempt scheduled more than a group; or nothing, because the first save held all updates."""
-    at_once = answers["seen"]["at_once"]
+    at_once = max(answers["at_once"], answers["seen"]["at_once"])
     return at_once > probes.TOGETHER or at_once == 0 and not _done(answers, 1)
 
 
@@ -299,7 +311,7 @@ RECOVERY = question(
     title="Lose the server, and nothing else",
     asks_for=("train_through",),
     probe=probes.probe_recovery,
-    form={"reports": [(forms.whole, forms.number)], **_TRAINED},
+    form={"reports": [(forms.whole, forms.number)], "at_once": forms.size, **_TRAINED},
     takes_long=True,
     targets=(
         Target("after the kill the run goes on after the last save", _goes_on_after_the_save),
@@ -308,6 +320,7 @@ RECOVERY = question(
             lambda answers, seed: _counted(answers, probes.RUN),
         ),
         Target(TABLE_IS_RIGHT, _applied_through),
+        Target("the batches of a group are scheduled at once, and no more", _in_groups),
     ),
     recognise={
         "nobody killed": lambda answers, seed: answers["stopped"]["error"] == probes.NOBODY_DIED,
@@ -315,6 +328,10 @@ RECOVERY = question(
             _done(answers, 0)[:2] == [1, 2] and answers["counted"] != probes.RUN  # else each batch is a group
         ),
         "reports too seldom": lambda answers, seed: _done(answers, 0)[0] > probes.TOGETHER,
+        "one at a time": lambda answers, seed: answers["at_once"] == 1,
+        "cut before the report": lambda answers, seed: all(
+            max(_done(answers, attempt)) == done - probes.TOGETHER for attempt, (done, _) in enumerate(_kills(seed))
+        ),
         "all at once": _all_at_once,
         "counter forgotten": _counter_again,
         "state without a home": _from_nothing,

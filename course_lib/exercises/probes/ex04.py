@@ -1,6 +1,6 @@
-"""Probes of exercise 04: a record of staleness, a server, a table in pieces, two real clusters, a size.
+"""Probes of exercise 04: a record of staleness, a server, two real clusters, a size; q3's table is in ex04_table.
 
-Needs NumPy; TensorFlow for q3, and for q4 and q5 in separate processes. The inputs are functions of the seed.
+Needs NumPy; TensorFlow for q4 and q5, in separate processes. The inputs are functions of the seed.
 """
 
 import itertools
@@ -12,7 +12,6 @@ from course_lib import cluster
 from course_lib.errors import CourseError
 from course_lib.exercises.ask import Stopped
 from course_lib.exercises.probes import ex04_servers, workers
-from course_lib.exercises.probes.state import device_names, device_of, genuine
 
 WORKERS = 2  # of q4 and q5: real processes
 UPDATES = 400  # of q4: so many that Keras' counter misses some
@@ -75,19 +74,6 @@ def server_runs(seed: int) -> list[dict[str, object]]:
     ]
     runs[-1] |= {"curvature": np.ones(3), "goals": np.zeros((3, 3))}
     return runs
-
-
-def tables_to_cut(seed: int) -> list[tuple[np.ndarray, list[np.ndarray]]]:
-    """q3's tables, (rows, width) float32, each with batches of numbers, (n,) int32.
-
-    One whose rows 4 devices cannot share evenly: its first batch is one number, which is not its shard's first or last.
-    One of two rows, for 3 devices.
-    """
-    rng = np.random.default_rng(seed)
-    rows = 4 * int(rng.integers(4, 9)) + 2
-    table = rng.normal(size=(rows, int(rng.integers(2, 5)))).astype("float32")
-    batches = [np.array([rows - 2], "int32"), *(rng.integers(0, rows, size, "int32") for size in (9, 14))]
-    return [(table, batches), (table[:2], [np.array([1, 0, 1], "int32")])]
 
 
 def visits(seed: int) -> dict[str, object]:
@@ -190,69 +176,6 @@ def _turns(server, run, weights, used):
         yield
 
 
-def probe_table(names, seed):
-    """Of each table what `_cut` says: one on four devices; if that goes well, one on three, without the first."""
-    devices, (large, small) = device_names()[:4], tables_to_cut(seed)
-    tables = [_cut(names, *large, devices)]
-    if _goes_well(*large, tables[0]["lookups"]):
-        tables.append(_cut(names, *small, devices[1:]))
-    return {"devices": list(devices), "tables": tables}
-
-
-def _goes_well(table, batches, lookups) -> bool:
-    return lookups is not None and all(
-        np.array_equal(lookup["found"], table[numbers]) and sum(lookup["touched"]) <= len(numbers)
-        for numbers, lookup in zip(batches, lookups, strict=True)
-    )
-
-
-def _cut(names, table, batches, devices):
-    """Of each shard whether it is a variable, its place and rows; of each batch what `_look_up` says.
-
-    Nothing is looked up in shards that do not make an even table.
-    """
-    import tensorflow as tf
-
-    shards = list(names["cut_table"](table.copy(), list(devices)))
-    variables = [genuine(shard) and isinstance(shard, tf.Variable) for shard in shards]
-    rows = [tf.convert_to_tensor(shard).numpy() for shard in shards]
-    places = [list(place) for place in zip(variables, map(device_of, shards), rows)]
-    sizes = [held.shape[0] for held in rows]
-    answers = {"shards": places, "lookups": None}
-    if sum(sizes) == len(table) and max(sizes) - min(sizes) <= 1:
-        answers["lookups"] = [_look_up(names["look_up"], shards, numbers) for numbers in batches]
-    return answers
-
-
-def _look_up(look_up, shards, numbers):
-    """The rows found; the rows in each shard's gradient; how many shards a graph of it reads whole."""
-    import tensorflow as tf
-
-    with tf.GradientTape() as tape:
-        found = look_up(shards, tf.constant(numbers))
-    gradients = tape.gradient(found, shards)
-    graph = tf.function(lambda numbers: look_up(shards, numbers)).get_concrete_function(tf.constant(numbers)).graph
-    return {
-        "found": tf.convert_to_tensor(found).numpy(),
-        "touched": [_rows_in(gradient) for gradient in gradients],
-        "read_whole": sum(map(_reads_a_value, graph.get_operations())),
-    }
-
-
-def _rows_in(gradient) -> int:
-    import tensorflow as tf
-
-    if gradient is None:
-        return 0
-    return int(tf.size(gradient.indices)) if isinstance(gradient, tf.IndexedSlices) else gradient.shape[0]
-
-
-def _reads_a_value(operation) -> bool:
-    """Whether it reads a variable, and for more than its shape, which TensorFlow finds out without reading it."""
-    reads = operation.type == "ReadVariableOp"
-    return reads and any(consumer.type != "Shape" for consumer in operation.outputs[0].consumers())
-
-
 def probe_train(names, seed):
     """What the coordinator returned, what its process saw, and how many workers and servers the learner's job has."""
     job = names["make_job"](visits(seed))
@@ -261,7 +184,10 @@ def probe_train(names, seed):
 
 
 def probe_recovery(names, seed):
-    """(attempt, updates done) as reported; the coordinator's result and what its process saw; after all kills."""
+    """(attempt, updates done) as reported; the coordinator's result and what its process saw; after all kills.
+
+    "at_once" is the most steps that any attempt had scheduled, and not yet waited for, by its last report.
+    """
     arguments = visits_through(seed)
     kills = arguments["dies_after"]
     job = workers.job(
@@ -276,8 +202,12 @@ def probe_recovery(names, seed):
                 running.kill("ps 0")
 
     outcome = workers.run(job, "train_through", kill_the_server, watch=ex04_servers.watched)
-    reports = [[report.attempt, report.values["done"]] for report in outcome.reports if "done" in report.values]
-    return {**_returned_and_seen(outcome), "reports": reports}
+    reports = [report for report in outcome.reports if "done" in report.values]
+    return {
+        **_returned_and_seen(outcome),
+        "reports": [[report.attempt, report.values["done"]] for report in reports],
+        "at_once": max((report.values["at_once"] for report in reports), default=0),
+    }
 
 
 def _returned_and_seen(outcome: cluster.Outcome) -> dict[str, object]:

@@ -1,25 +1,28 @@
-"""What a coordinator's process sees of a learner's program: variables on servers, updates counted, steps at once.
+"""What a coordinator's process sees of a learner's program: variables on servers, updates counted, steps scheduled.
 
 Needs TensorFlow and Keras; runs in the coordinator's own process, beside the program.
 """
 
 from collections.abc import Callable
+from unittest import mock
 
 
 def watched(program: Callable, task, **arguments) -> dict[str, object]:
-    """The program's result, and what does not rest on its word.
+    """The program's result, and what does not rest on its word. Each report says as much of "at_once" as there was.
 
     Returns  "result"
-             "shards"   every float table of rank 2 that was made on a server: ["ps 0", its rows as nested lists]
-             "counted"  by each optimizer of Keras that was built
-             "at_once"  the most steps that were scheduled and not yet waited for
+             "shards"     every float table of rank 2 that was made on a server: ["ps 0", its rows as nested lists]
+             "counted"    by each optimizer of Keras that was built
+             "scheduled"  how many steps were
+             "at_once"    the most of them that were not yet waited for
     """
     import keras
     import tensorflow as tf
 
     made, optimizers, under_way = [], [], set()
-    at_once, coordinator = 0, tf.distribute.coordinator.ClusterCoordinator
-    make, schedule, join = keras.optimizers.Optimizer.__init__, coordinator.schedule, coordinator.join
+    steps, at_once, coordinator = 0, 0, tf.distribute.coordinator.ClusterCoordinator
+    make, report = keras.optimizers.Optimizer.__init__, type(task).report
+    schedule, join, done = coordinator.schedule, coordinator.join, coordinator.done
 
     def noted(next_creator, **kwargs):
         made.append(next_creator(**kwargs))
@@ -30,23 +33,33 @@ def watched(program: Callable, task, **arguments) -> dict[str, object]:
         return make(optimizer, *args, **kwargs)
 
     def scheduled(self, *args, **kwargs):
-        nonlocal at_once
+        nonlocal steps, at_once
         value = schedule(self, *args, **kwargs)
         under_way.add(id(value))
-        at_once = max(at_once, len(under_way))
+        steps, at_once = steps + 1, max(at_once, len(under_way))
         for wait in ("fetch", "get"):
             setattr(value, wait, _then(getattr(value, wait), lambda: under_way.discard(id(value))))
         return value
 
+    def all_done(self):
+        if said := done(self):
+            under_way.clear()
+        return said
+
+    def counting(task, **values):
+        report(task, **values, at_once=at_once)
+
     keras.optimizers.Optimizer.__init__ = made_optimizer
     coordinator.schedule, coordinator.join = scheduled, lambda self: _then(join, under_way.clear)(self)
-    with tf.variable_creator_scope(noted):
+    coordinator.done = all_done
+    with tf.variable_creator_scope(noted), mock.patch.object(type(task), "report", counting):
         result = program(task, **arguments)
     tables = [one for one in made if "/job:ps" in one.device and one.dtype.is_floating and one.shape.rank == 2]
     return {
         "result": result,
         "shards": [[_server(table), table.numpy().tolist()] for table in tables],
         "counted": [int(optimizer.iterations.numpy()) for optimizer in optimizers if optimizer.built],
+        "scheduled": steps,
         "at_once": at_once,
     }
 
