@@ -1,6 +1,7 @@
 # Works with make, Python 3.11 to 3.13 and a package index; `make` alone says what there is.
 
 BIN := .venv/bin
+PYTHON := python3
 SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE  # or each of a test run's processes compiles the course by itself
 
@@ -51,7 +52,7 @@ notebooks: setup
 	$(BIN)/course run-notebooks
 
 setup:
-	@python3 course_lib/bootstrap.py
+	@$(PYTHON) course_lib/bootstrap.py
 
 clean:
 	rm -rf .venv* build dist .pytest_cache
