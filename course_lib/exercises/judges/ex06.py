@@ -5,6 +5,7 @@ Needs NumPy; the wrong answers of q1 need TensorFlow when they run.
 
 import itertools
 import math
+import re
 
 import numpy as np
 
@@ -448,12 +449,16 @@ def _too_many_first(answers, seed):
     return _legal(answers, seed) is True and min(surplus) >= 0 and max(surplus) > 0
 
 
+def _is_text_without_zeros_before(work):
+    return forms.text.holds(work) and not re.match(r"[FB]0\d", work)
+
+
 ONE_FORWARD_ONE_BACKWARD = question(
     name="q3",
     title="Write 1F1B",
     asks_for=("order_of",),
     probe=probes.probe_orders,
-    form={"orders": [[[forms.Form("a text such as 'F0'", forms.text.holds)]]]},
+    form={"orders": [[[forms.Form("a text such as 'F0'", _is_text_without_zeros_before)]]]},
     targets=(
         Target("the stages' orders work together: all work is done once, and no stages wait for each other", _legal),
         Target("a bubble of (p-1)/(m+p-1), if a backward takes two forwards", _each_timeline(_too_idle)),

@@ -280,11 +280,8 @@ def _both(judge):
 
 
 def _mostly_short(policy, built, seed):
-    sizes = probes.counting_model(seed)["sizes"]
-    features, width, classes = (sizes[name] for name in ("features", "width", "classes"))
-    products = {"hidden1": features * width, "hidden2": width * width, "logits": width * classes}
-    short = sum(count for layer, count in products.items() if _computes(built, layer) == _short(policy))
-    share = short / sum(products.values())
+    counts = [count for _, count in built["products"]]
+    share = sum(count for dtype, count in built["products"] if dtype == _short(policy)) / max(1, sum(counts))
     return share >= SHARE or f"yours does {share:.0%} of them in {_short(policy)}"
 
 
@@ -377,6 +374,7 @@ def _infinite_before_it_is_divided(answers, seed):
 
 _LOGITS = {"logits_dtype": forms.text, "logits": forms.any_array}
 _BUILT = {"layers": {str: (forms.text, forms.text)}, "global_policy_kept": (forms.flag, forms.flag)} | _LOGITS
+_BUILT["products"] = [(forms.text, forms.size)]
 DTYPES = question(
     name="q4",
     title="What stays float32",
@@ -448,7 +446,7 @@ def _right_differences(answers, seed):
     if len(got) != len(wanted):
         return f"you return {len(got)} for {len(wanted)} seeds"
     error = np.abs(np.subtract(got, wanted)).max()
-    return bool(error < 1e-6) or f"one of yours is off by {100 * error:.2g} percentage points"
+    return bool(error < 1e-10) or f"one of yours is off by {100 * error:.2g} percentage points"
 
 
 def _right_ratio(answers, seed):

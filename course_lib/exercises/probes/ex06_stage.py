@@ -116,13 +116,13 @@ def _run(run_stage, stage, order, arriving):
 
     def send(work, array):
         calls.append(f"send {work}")
-        sent[work] = np.array(array)
+        sent[work] = array  # looked at when all is over, as a stage that is slow to receive does
         held.append(stage.held_after_use())
 
     gradients = run_stage(stage, list(order), receive, send)
     return {
         "calls": calls,
-        "sent": sent,
+        "sent": {work: np.array(array) for work, array in sent.items()},
         "gradients": [np.asarray(one) for one in gradients],
         "held": max(held, default=0),
         "trained": not all(map(np.array_equal, weights, (stage.kernel, stage.bias))),

@@ -141,7 +141,7 @@ def counting_model(seed: int) -> dict[str, object]:
 
 
 def probe_mixed_model(names, seed):
-    """For each policy, the dtypes of the learner's layers and what the model gives for large counts."""
+    """For each policy, the dtypes of the learner's layers and matrix products, and its logits for large counts."""
     return {policy: _built(names["mixed_model"], policy, counting_model(seed)) for policy in POLICIES}
 
 
@@ -162,7 +162,18 @@ def _built(mixed_model, policy, wanted):
     logits = model(wanted["counts"])
     return {
         "layers": {name: [computes, variables] for name, computes, variables in precision.layer_dtypes(model)},
+        "products": _products(model, wanted["counts"]),
         "global_policy_kept": kept,  # where it was another one, and where it was float32
         "logits_dtype": keras.backend.standardize_dtype(logits.dtype),
         "logits": np.asarray(keras.ops.cast(logits, "float32")),
     }
+
+
+def _products(model, counts) -> list[list[object]]:
+    """[dtype, multiplications for one example] of each product with a matrix in the model's graph."""
+    import tensorflow as tf
+
+    shape = tf.TensorSpec(np.shape(counts), np.asarray(counts).dtype)
+    operations = tf.function(lambda values: model(values)).get_concrete_function(shape).graph.get_operations()
+    products = [one for one in operations if one.type in ("MatMul", "BatchMatMulV2", "Einsum")]
+    return [[one.outputs[0].dtype.name, int(np.prod(one.inputs[1].shape))] for one in products]

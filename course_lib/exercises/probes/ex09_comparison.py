@@ -11,7 +11,7 @@ import numpy as np
 from course_lib.exercises.probes.cases import shuffled
 from course_lib.exercises.probes.ex09 import POLICIES
 
-TOLERANCE = 0.01  # of the verdicts
+TOLERANCE = 2**-7  # of the verdicts; a power of two, so that rounding decides no case
 CONTROL, HELD_OUT = "float32", "held out"
 DISTURBED = {0: 20.0, 1: 25.0, 2: 30.0, 3: 0.2}  # a mixed trial's steps after its warm-up: how many times as long
 
@@ -106,7 +106,8 @@ class PrecisionTrial:
 def verdicts(seed: int) -> list[dict[str, object]]:
     """q5's cases, the verdict that differences allow: small ones, then of a mean and a standard error in tolerances.
 
-    In two of the small ones all differences are the tolerance, on one side of zero or the other.
+    In two of the small ones all differences are the tolerance, on one side of zero or the other; in two the interval
+    begins or ends there, with all of it beyond.
     """
     rng = np.random.default_rng(seed)
     cases = [
@@ -127,7 +128,7 @@ def verdicts(seed: int) -> list[dict[str, object]]:
     ]
     drawn = [(_sample(rng, *spread), verdict) for *spread, verdict in shuffled(rng, cases)]
     small = [([2, 3, 2, 3], "worse"), ([0, 0, 0, 0, 0, 0, 0, 0, 4], "undecided"), ([0, 0.1, 0, 0.1], "no difference")]
-    small += [([1, 1], "no difference"), ([-1, -1], "no difference")]
+    small += [([1, 1], "no difference"), ([-1, -1], "no difference"), ([2, 4], "undecided"), ([-4, -2], "undecided")]
     return [{"differences": TOLERANCE * np.array(sample), "verdict": verdict} for sample, verdict in [*small, *drawn]]
 
 

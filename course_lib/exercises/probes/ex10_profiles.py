@@ -54,18 +54,21 @@ def _work_inside(rng, train) -> list[tuple[str, str, float, float]]:
         ("metrics/Mean:Mean", "collective_ops/2"),
         ("metrics/total:CollectiveReduceV2", "tf_Compute/0"),
         ("rescaling/Mul:Mul", "tf_data_iterator_get_next/1"),  # the input's, on another thread of its own
+        ("optimizer/Sub:Sub", "python"),
+        ("session_run", "tf_Compute/0"),  # no operation
     )
-    starts = 0.1 + 0.2 * np.arange(len(kinds)) + rng.uniform(0.0, 0.15, len(kinds))
+    starts = 0.04 + 0.15 * np.arange(len(kinds)) + rng.uniform(0.0, 0.11, len(kinds))
     lasts = rng.uniform(0.01, 0.03, len(kinds))
     places = zip(kinds, starts * train.duration_seconds, lasts * train.duration_seconds, strict=True)
     return [(*kind, float(start), float(duration)) for kind, start, duration in places]
 
 
 def _work_between(rng, train, idle) -> list[tuple[str, str, float, float]]:
-    """Work and sums in the pause after a step: what the step began, and what runs on into the next one."""
+    """Work and sums in the pause after a step: what the step began, what runs on into the next one, and both."""
     step, late, early = train.duration_seconds, *(rng.uniform(0.01, 0.03, 2) * train.duration_seconds)
     spans = (
         ("checkpoint/Identity:Identity", -late, late + rng.uniform(0.1, 0.2) * idle),
+        ("copies/Identity:Identity", -2 * late, 2 * late + idle + 1.5 * early),
         ("evaluation/MatMul:MatMul", rng.uniform(0.25, 0.3) * idle, rng.uniform(0.1, 0.3) * idle),
         ("evaluation/CollectiveReduceV2:CollectiveReduceV2", 0.7 * idle, rng.uniform(0.1, 0.2) * idle),
         ("summary/Cast:Cast", 0.95 * idle, 0.05 * idle + early),
