@@ -13,19 +13,26 @@ EVERY_SECONDS = 0.05  # a connection that closes takes its count along
 
 @contextlib.contextmanager
 def counted_bytes(running: cluster.LocalCluster) -> Iterator[Callable[[], list[int]]]:
-    """The most that each task's open TCP connections had sent, in the order of tasks; empty where no kernel counts."""
+    """The most that each task's open TCP connections had sent, in the order of tasks; empty where no kernel counts.
+
+    Each call of what it gives looks once more.
+    """
     counts = _kernel_counts()
     most, over = dict.fromkeys(running.pids, 0), threading.Event()
 
-    def look() -> None:
-        while not over.wait(EVERY_SECONDS):
-            for task, pid in dict(running.pids).items():
-                most[task] = max(most[task], evidence.sent_bytes(pid) or 0)
+    def look() -> list[int]:
+        for task, pid in dict(running.pids).items():
+            most[task] = max(most[task], evidence.sent_bytes(pid) or 0)
+        return list(most.values())
 
-    watcher = threading.Thread(target=look, daemon=True)
+    def look_again_and_again() -> None:
+        while not over.wait(EVERY_SECONDS):
+            look()
+
+    watcher = threading.Thread(target=look_again_and_again, daemon=True)
     watcher.start()
     try:
-        yield lambda: list(most.values()) if counts else []
+        yield lambda: look() if counts else []
     finally:
         over.set()
         watcher.join()
