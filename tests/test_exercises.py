@@ -26,6 +26,7 @@ from course_lib.exercises.judges import published
 from course_lib.exercises.notebook_cells import question_tags, read_notebook
 from course_lib.exercises.verdict import Verdict
 from course_lib.staff import new_exercises
+from course_lib.staff.grade.sandbox_side import guard
 
 need("tensorflow")
 
@@ -182,6 +183,20 @@ def test_solution_is_right_on_inputs_that_are_drawn_afresh(exercise, question, s
         verdict = judge(question, given, seed)
         assert verdict.right and verdict.points == question.points, f"seed {seed}: {verdict.message}"
     assert len(seeds) == 1 or not same(*answers[:2])
+
+
+@pytest.mark.parametrize("exercise, question", cases([row for row in QUESTIONS if not row[1].takes_long]))
+def test_nothing_is_replaced_where_the_class_grader_looks(exercise, question, solved):
+    """It looks as soon as the learner's code comes back, and takes what a probe has replaced for a learner's doing."""
+    names, found = solved(exercise), []
+    changed, _ = guard.take_snapshot()
+
+    def look(result):
+        found.append(changed(near=bool(found)))
+        return result
+
+    ask(question.probe, question.asks_for, names, 0, look)
+    assert not any(found), found
 
 
 @every_question

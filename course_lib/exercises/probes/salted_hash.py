@@ -1,10 +1,7 @@
 """What differs from process to process, seen in one: the hash of a text. Standard library only."""
 
-import builtins
 import inspect
-import sys
 from collections.abc import Callable
-from unittest import mock
 
 from course_lib.errors import CourseError
 
@@ -14,18 +11,24 @@ SALTED = "hash() of a text is another number in every process"
 def alike_in_processes(function: Callable) -> Callable:
     """The same function, but that hash() of a text in the learner's code raises a CourseError.
 
-    Each process salts it in its own way, which a check in one process could not see.
+    Each process salts it in its own way, which a check in one process could not see. Only the learner's module has
+    another `hash` meanwhile: the class grader sees whether the interpreter's own functions are replaced.
     """
-    learners, plain = getattr(inspect.unwrap(function), "__globals__", None), hash
+    module = getattr(inspect.unwrap(function), "__globals__", {})
 
     def unsalted(value: object) -> int:
-        if sys._getframe(1).f_globals is learners and _holds_text(value):
+        if _holds_text(value):
             raise CourseError(f"{SALTED}: draw by the numbers themselves.")
-        return plain(value)
+        return hash(value)
 
     def asked(*arguments, **named):
-        with mock.patch.object(builtins, "hash", unsalted):
+        if "hash" in module:  # the learner's own
             return function(*arguments, **named)
+        module["hash"] = unsalted
+        try:
+            return function(*arguments, **named)
+        finally:
+            module.pop("hash", None)
 
     return asked
 
