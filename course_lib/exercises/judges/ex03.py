@@ -180,7 +180,9 @@ def _off(answers, key, wanted):
 
 
 def _own_rows_alone(answers, seed):
-    """The losses of an epoch in which all rows but a worker's own hold other numbers."""
+    """The losses of an epoch in which all rows but a worker's own hold other numbers; there are none of rows that are
+    not shared out, nor of a job whose program takes other arguments.
+    """
     if not answers["among_others"]:
         return _each_once(answers, seed) is True or "the rows are not shared out"
     wanted = runs.one_device(seed)[1][: runs.updates_wanted(seed) // probes.worker_settings(seed)["epochs"]]

@@ -16,7 +16,7 @@ from course_lib.exercises.question import Target
 
 question = question_maker.of("12_when_it_hangs")
 CLOSE = 1e-5  # relative: 0.001%; the programs compute in float64
-NO_ROW = [np.full(3, np.nan)]  # q3: what a mean of no kind's mean is
+NO_ROW = [np.full(3, np.nan)]  # q3: the means of a worker that has no kind, where it divides all the same
 
 
 # What q2 to q5 share

@@ -24,7 +24,7 @@ HOST_NAMES = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen")
 def clusters(seed: int) -> list[tuple[list[str], dict[str, int], int]]:
     """(hosts, counts, first_port): small ones; then with and without parameter servers and an evaluator.
 
-    Of the small ones one has a single host, and types in another order than the others.
+    Two of the small ones have the types in another order than the rest, one of them on a single host.
     """
     rng = np.random.default_rng(seed)
     whole = {"chief": 1, "worker": int(rng.integers(3, 6)), "ps": 2, "evaluator": 1}
