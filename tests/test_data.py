@@ -13,7 +13,7 @@ import tensorflow as tf
 from nbclient import NotebookClient
 
 from course_lib import data, devices
-from course_lib.data import digits
+from course_lib.data import digits, tfds_import
 from course_lib.errors import CourseError
 
 RECORDS = "digits-1.0.0/digits/1.0.0/digits-train.tfrecord-00000-of-00001"
@@ -331,6 +331,14 @@ def test_without_scikit_learn_the_digits_name_it(monkeypatch):
     monkeypatch.setattr(digits.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CourseError, match="not installed: `pip install scikit-learn`"):
         data.arrays("digits", "train")
+
+
+@pytest.mark.parametrize("module", ["tensorflow", "tensorflow_datasets"])
+def test_reading_through_tf_data_names_the_package_that_is_missing(module, monkeypatch):
+    found = tfds_import.importlib.util.find_spec
+    monkeypatch.setattr(tfds_import.importlib.util, "find_spec", lambda name: None if name == module else found(name))
+    with pytest.raises(CourseError, match=f"needs {module.replace('_', '-')}, which is not installed here"):
+        tfds_import.import_tfds()
 
 
 def test_arrays_of_the_digits_need_no_framework():

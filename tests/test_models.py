@@ -220,6 +220,17 @@ def test_training_fits_the_digits(name):
     assert history["accuracy"][-1] > 0.9
 
 
+@pytest.mark.parametrize("name", BUILDERS)
+def test_a_models_layers_have_the_same_names_each_time(name):
+    one, other = ([layer.name for layer in BUILDERS[name]().layers] for _ in range(2))
+    assert one == other
+
+
+def test_inputs_have_the_type_that_is_promised():
+    found = {name: build().inputs[0].dtype for name, build in BUILDERS.items()}
+    assert found == {name: "int32" if name == "transformer" else "float32" for name in BUILDERS}
+
+
 def test_outputs_are_logits():
     outputs = BUILDERS["mlp"]()(np.random.default_rng(0).random((5, 8, 8, 1))).numpy()
     assert outputs.min() < 0 and abs(outputs.sum(-1) - 1).max() > 1e-3
@@ -256,5 +267,7 @@ def test_bad_settings_are_one_line():
         models.cnn((8, 8, 1), 10, batch_norm="global")
     with pytest.raises(CourseError, match="8 pixels or more.*4 x 4"):
         models.cnn((4, 4, 1), 10, filters=(8, 8, 8))
+    with pytest.raises(CourseError, match="8 pixels or more.*9 x 7"):
+        models.cnn((9, 7, 1), 10, filters=(8, 8, 8))
     with pytest.raises(CourseError, match="5 heads can't share a width of 64"):
         models.transformer(50, 12, heads=5)

@@ -24,7 +24,6 @@ class Digits(tfds.core.GeneratorBasedBuilder):
     """Handwritten digits, 8 x 8 x 1 uint8 with labels 0 to 9: 1,437 for training, 360 for testing."""
 
     VERSION = tfds.core.Version("1.0.0")
-    RELEASE_NOTES = {"1.0.0": "As scikit-learn ships them, grey levels spread over 0 to 255."}
 
     def _info(self):
         features = {
