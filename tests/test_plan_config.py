@@ -7,7 +7,7 @@ import pytest
 
 from course_lib.errors import CourseError
 from course_lib.planner.model_config import BEYOND, FAMILIES, read_config
-from course_lib.planner.models_by_numbers import read_model
+from course_lib.planner.models_by_numbers import MODELS, read_model
 from course_lib.planner.transformer import Transformer
 
 GPT2 = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
@@ -268,3 +268,16 @@ def test_whatever_the_file_holds_it_is_a_transformer_or_one_line(read):
         except CourseError as error:
             assert "\n" not in str(error)
     assert 50 < read_at_all < 250
+
+
+@pytest.mark.parametrize("given, size", [(GEMMA, 256), (GEMMA2, 256), (QWEN3, 128), (LLAMA2, None)])
+def test_a_family_has_its_own_size_of_a_head(read, given, size):
+    silent = {key: value for key, value in given.items() if key != "head_dim"}
+    assert read({**silent, "num_attention_heads": 16, "num_key_value_heads": 16}, 512).head_size == size
+
+
+def test_the_named_models_have_the_published_lengths():
+    lengths = {"gpt2": 1024, "gpt3": 2048, "llama2": 4096, "llama3": 8192, "mistral": 8192, "mixtral": 8192}
+    assert {name: model.sequence_length for name, model in MODELS.items()} == {
+        name: lengths[name.partition("-")[0]] for name in MODELS
+    }

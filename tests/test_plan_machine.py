@@ -1,13 +1,14 @@
 """This machine as a cluster: what is tried, and how a step is composed of it. No test compares times."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import keras
 import numpy as np
 import pytest
 from installed import need
 
-from course_lib import devices, models
+from course_lib import cluster, devices, measure, models
 from course_lib.errors import CourseError
 
 tf = need("tensorflow")
@@ -15,6 +16,7 @@ tf = need("tensorflow")
 from course_lib.planner import Layout, measured_machine, replay, trace_tensorflow  # noqa: E402
 from course_lib.planner.bfc_allocator import FIRST_REGION, PAGE, Pool  # noqa: E402
 from course_lib.planner.keras_model import from_keras, input_shapes  # noqa: E402
+from course_lib.planner.models_by_numbers import read_model  # noqa: E402
 
 FOUR = devices.simulate(4).names
 
@@ -153,6 +155,57 @@ def test_what_this_machine_cannot_try_gets_one_clear_line(here, layout, message)
 def test_too_few_devices_get_the_remedy():
     with pytest.raises(CourseError, match=r"needs 9 devices .* 4 logical CPU devices: call devices.simulate\(9\)"):
         measured_machine.this_machine(9)
+
+
+def test_a_transformer_by_numbers_is_not_tried(here):
+    with pytest.raises(CourseError, match=r"plan with from_keras\(model\), or for a chip by its name"):
+        measured_machine.step_parts(read_model("gpt2-124m").chain(), here[1], float32(1, 8), 8)
+
+
+def test_another_backend_is_not_measured(monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(CourseError, match="measures with TensorFlow, and Keras has another backend here"):
+        measured_machine.this_machine()
+
+
+def test_what_the_framework_takes_is_the_peak_of_first_steps(monkeypatch):
+    """Of a small dense model, and of a small convolving one beyond that; steps that run, and peaks made up."""
+    ran = []
+
+    def peak(steps):
+        ran.append(len(steps()))
+        return 10 * len(ran)
+
+    def run(job, show):
+        assert (job.workers, job.resources.cpus) == (1, 1)
+        return SimpleNamespace(result=getattr(measured_machine, job.program.function)(None))
+
+    monkeypatch.setattr(measure, "peak_memory_bytes", peak)
+    monkeypatch.setattr(cluster, "run", run)
+    assert measured_machine._framework_bytes() == (10, 10 + 20) and ran == [2, 2]
+
+
+def test_where_no_peak_can_be_read_the_framework_counts_as_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(measured_machine, "Path", lambda name: tmp_path / "none")
+    assert measured_machine._framework_bytes() == (0.0, 0.0)
+
+
+def test_a_gpus_memory_is_what_its_tool_says(monkeypatch):
+    def run(command, **options):
+        assert command[:2] == ["nvidia-smi", "--query-gpu=memory.total"] and options["check"]
+        return SimpleNamespace(stdout="24576\n81920\n")
+
+    monkeypatch.setattr(measured_machine.subprocess, "run", run)
+    assert measured_machine._memory_bytes(["GPU:0", "GPU:1"]) == 24 * 2**30
+
+
+def test_gpus_are_measured_where_there_are_as_many(monkeypatch):
+    found = {"GPU": [0, 1], "CPU": [0, 1, 2]}
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: found[kind])
+    assert [measured_machine._device_names(count) for count in (2, 3)] == [
+        ("GPU:0", "GPU:1"),
+        ("CPU:0", "CPU:1", "CPU:2"),
+    ]
 
 
 def test_memory_by_kind(here):

@@ -16,6 +16,9 @@ ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 needs_tensorflow = pytest.mark.skipif(not ON_TENSORFLOW, reason="counts what TensorFlow keeps")
 
 
+WIDTHS = (4, "adam"), (6, "adam")
+
+
 class Subclassed(keras.Model):
     """Two Dense layers with a residual between them, written by hand."""
 
@@ -104,6 +107,28 @@ def test_a_shared_layer_has_its_parameters_once_and_its_arithmetic_twice():
     assert first.flops == second.flops == 2 * 8 * 8
 
 
+class WithALooseWeight(keras.layers.Layer):
+    """Has a weight that its call does not read."""
+
+    def build(self, shape):
+        self.loose = self.add_weight(shape=(7,), name="loose")
+
+    def call(self, x):
+        return 2 * x
+
+
+def test_a_weight_that_nothing_reads_counts_in_the_last_block():
+    layers = [keras.layers.Dense(4, name="first"), WithALooseWeight(name="second"), keras.layers.Dense(3, name="third")]
+    network = from_keras(keras.Sequential([keras.Input((5,)), *layers]))
+    assert sizes(network, "parameters") == {"first": 5 * 4 + 4, "third": 4 * 3 + 3 + 7}
+
+
+def test_a_chain_is_compared_and_shown_by_its_sizes():
+    one, other = (from_keras(models.mlp((4, 4, 1), 3, width=width), optimizer) for width, optimizer in WIDTHS)
+    assert one == from_keras(models.mlp((4, 4, 1), 3, width=4)) and one != other
+    assert "keras" not in repr(one) and "model" not in repr(one)
+
+
 @needs_tensorflow
 def test_the_pass_is_a_training_one():
     """In which dropout keeps what it drops, beside what the layers around it keep."""
@@ -168,6 +193,28 @@ def broken():
         return keras.Model(inputs, layer(hidden))
 
 
+class BuiltByItself(keras.Model):
+    """Makes its weights as it is made, so Keras keeps no shape of its inputs."""
+
+    def __init__(self):
+        super().__init__(name="built_by_itself")
+        self.dense = keras.layers.Dense(2)
+        self.dense.build((None, 3))
+        self.built = True
+
+    def call(self, x):
+        return self.dense(x)
+
+
+class ByItsRows(keras.layers.Layer):
+    def call(self, x):
+        return x if x.shape[0] == 2 else keras.ops.tanh(x)
+
+
+def by_its_rows():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2), ByItsRows()])
+
+
 @pytest.mark.parametrize(
     "make, message",
     [
@@ -176,6 +223,8 @@ def broken():
         (frozen, "has no trainable variables"),
         (lambda: keras.Sequential([keras.Input((None, 4)), keras.layers.Dense(2)]), "input of shape (None, None, 4)"),
         (broken, "can't be called on 2 examples: RuntimeError"),
+        (BuiltByItself, "the model 'built_by_itself' does not have a known input shape: call it once on one batch"),
+        (by_its_rows, "the model computes something else for 2 examples than for 3"),
     ],
 )
 def test_what_cannot_be_planned_gets_one_clear_line(make, message):

@@ -80,8 +80,9 @@ def test_a_gpus_figures_are_right_in_a_data_sheets_units(name):
     assert links == pytest.approx((read * 1e9, within / 2 * 1e9, between / 8 * 1e9, NODES.get(name, 8)))
     # The maker's tool shows GiB, of which error correction takes a part.
     assert 0.92 * sold < chip.memory_bytes / GIB <= sold
-    maker = "amd.com/en" if name.startswith("mi") else "nvidia.com/en-us"
-    assert chip.name == name and chip.source.startswith(f"https://www.{maker}/")
+    maker = "nvidia.com/en-us/" + ("geforce/" if name.startswith("rtx") else "data-center/")
+    maker = "amd.com/en/" if name.startswith("mi") else maker
+    assert chip.name == name and chip.source.startswith(f"https://www.{maker}")
     assert chip.family in ("volta", "ampere", "hopper")
 
 
