@@ -71,7 +71,8 @@ def _merged(names, block, cut):
     if shapes == [[[width, 3 * width // devices], [width // devices, width]]] * devices:
         answers["columns"] = np.array([fused[0] for fused, _ in shards])
         answers["total"] = sum(attend(block["x"], *pair, block["heads"] // devices) for pair in shards)
-        answers["merged"] = [np.asarray(part) for part in names["merge_attention"](shards)]
+        copies = [tuple(part.copy() for part in pair) for pair in shards]  # no views of an array that holds all
+        answers["merged"] = [np.asarray(part) for part in names["merge_attention"](copies)]
     return answers
 
 
@@ -129,11 +130,13 @@ def probe_row_parallel(names, seed):
 def layouts(seed: int) -> list[dict[str, object]]:
     """q3's cases: variables' shapes by path, a layout with good and idle keys, and a mesh."""
     rng = np.random.default_rng(seed)
-    return [_layout(rng, {"data": 2, "model": model, "expert": 1}, other) for model, other in ((4, 1), (2, 2))]
+    meshes = {"data": 2, "model": 4, "expert": 1}, {"rows": 2, "columns": 2, "experts": 1}
+    return [_layout(rng, mesh, other) for other, mesh in enumerate(meshes, 1)]
 
 
 def _layout(rng: np.random.Generator, mesh: dict[str, int], other: int) -> dict[str, object]:
     """other  of two blocks, the one of which a pattern's variable has a key of its own"""
+    data, model, expert = mesh
     width, vocabulary = 8 * int(rng.integers(2, 6)), 8 * int(rng.integers(6, 20))
     shapes = {"token_embedding/embeddings": (vocabulary, width), "final_norm/gamma": (width,)}
     for block in ("block1", "block2"):
@@ -142,20 +145,20 @@ def _layout(rng: np.random.Generator, mesh: dict[str, int], other: int) -> dict[
         shapes |= {f"{block}_mlp_in/kernel": (width, 4 * width), f"{block}_mlp_out/kernel": (4 * width, width)}
     shapes |= {"expert[0]/kernel": (width, width), "expert0/kernel": (width, width)}
     keys = [
-        (".*_(query|value)/kernel", (None, "model")),
-        (".*_mlp_out/kernel", ("model", None)),
-        (".*query/bias", ("model",)),
-        ("mlp_in/kernel", (None, "model")),  # a part of two paths
-        ("block1_value", ("model",)),  # the beginning of two
-        ("block1_attention_out|block2_value/bias", ("model",)),  # the beginning of two, or the whole of another
-        (".*attention/out/kernel", ("model", None)),  # of another model
+        (".*_(query|value)/kernel", (None, model)),
+        (".*_mlp_out/kernel", (model, None)),
+        (".*query/bias", (model,)),
+        ("mlp_in/kernel", (None, model)),  # a part of two paths
+        ("block1_value", (model,)),  # the beginning of two
+        ("block1_attention_out|block2_value/bias", (model,)),  # the beginning of two, or the whole of another
+        (".*attention/out/kernel", (model, None)),  # of another model
         (".*final_norm/gamma", (None,)),
-        (".*embeddings", ("expert", None)),
-        ("block2_attention_out/k.*", ("model", None)),  # the last key is before it for its only variable
+        (".*embeddings", (expert, None)),
+        ("block2_attention_out/k.*", (model, None)),  # the last key is before it for its only variable
     ]
-    exact = {f"block{other}_mlp_out/kernel": ("data", "model"), "block2_attention_out/kernel": ("data", "model")}
-    exact |= {"block2_query/kernel": (None, None), "block2_mlp_in/kernel": ("expert", "model")}
-    exact |= {"expert[0]/kernel": (None, "model")}  # as an expression it matches the other one alone
+    exact = {f"block{other}_mlp_out/kernel": (data, model), "block2_attention_out/kernel": (data, model)}
+    exact |= {"block2_query/kernel": (None, None), "block2_mlp_in/kernel": (expert, model)}
+    exact |= {"expert[0]/kernel": (None, model)}  # as an expression it matches the other one alone
     return {"shapes": shapes, "layout": dict(shuffled(rng, keys)) | exact, "mesh": mesh}
 
 
@@ -188,6 +191,10 @@ def probe_layout(names, seed):
     And of a model with more blocks and positions, which is not trained, each variable's shape and axes.
     """
     keys = {str(key): list(axes) for key, axes in names["layout_keys"]().items()}
+    for key, axes in keys.items():
+        if odd := [axis for axis in axes if axis not in ("data", "model", None)]:
+            line = f"the key {key!r} has {odd[0]!r} for a dimension, which takes 'data', 'model' or None"
+            raise Stopped("raised", line, line)
     arguments = {"keys": keys, "sizes": transformer_sizes(seed), "mesh": list(MESH)}
     arguments |= {"blocks": BLOCKS, "positions": POSITIONS}
     job = cluster.Job(
