@@ -551,6 +551,7 @@ def test_the_verdict_is_the_longest_root_s(staleness):
         )
         assert staleness_view.verdict(staleness, rate) == expected, rate
     assert staleness_view.verdict(staleness, staleness_view.limit(staleness)) == "neither converges nor diverges"
+    assert staleness_view.verdict(staleness, staleness_view.smooth(staleness)) == "converges without oscillating"
 
 
 def test_every_path_ends_where_lesson_10_s_table_leads():
@@ -575,6 +576,17 @@ def test_the_chooser_knows_the_cases_that_the_lessons_teach():
     assert lessons(tables=strategy_view.TABLES) == lessons(workers=strategy_view.COME_AND_GO) == [("04",)]
     assert lessons(device="TPUs")[-1] == ("05",)
     assert ("04",) not in lessons(framework=strategy_view.JAX, workers=strategy_view.COME_AND_GO)
+
+
+def test_a_path_is_the_lessons_of_its_steps_each_once():
+    answers = {
+        **views.strategy().start,
+        "fits": strategy_view.STATES,
+        "machines": "several",
+        "framework": strategy_view.JAX,
+    }
+    assert strategy_view.tree(**{**answers, "workers": strategy_view.COME_AND_GO}) == "07 → 06 → 03"
+    assert strategy_view.tree(**{**answers, "fits": strategy_view.YES}) == "02 and 03"
 
 
 def test_every_planner_call_that_the_chooser_names_runs(capsys):
