@@ -287,6 +287,29 @@ def test_train_on_batch_takes_one_step_where_an_execution_has_several(strategy):
     assert_equal(trained(keras.Model, tf.distribute.get_strategy()), trained(Several, strategy), **FLOAT32)
 
 
+def test_fit_takes_several_steps_an_execution_and_trains_on_every_batch(strategy):
+    """Five batches, two an execution: Keras' own fit on one device, one batch at a time, ends at the same weights."""
+
+    class Several(training.SeveralSteps, keras.Model):
+        pass
+
+    def fitted(kind, here, **several):
+        ends = []
+        with here.scope():
+            network = new_model()
+            model = kind(network.inputs, network.outputs)
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(keras.optimizers.SGD(0.1), loss, **several)
+        ended = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(batch))
+        model.fit(digits(5 * GLOBAL_BATCH), shuffle=False, verbose=0, callbacks=[ended])
+        return Run.of("fit", model), ends, int(model.optimizer.iterations.numpy())
+
+    alone, _, steps = fitted(keras.Model, tf.distribute.get_strategy())
+    several, ends, taken = fitted(Several, strategy, steps_per_execution=2)
+    assert (len(ends), taken) == (3, steps) == (3, 5)
+    assert_equal(alone, several, **FLOAT32)
+
+
 def test_what_a_step_refuses_where_an_execution_has_several_is_one_line(strategy):
     """AutoGraph, which traces the loop of steps, puts the traced lines before it."""
 
