@@ -238,6 +238,21 @@ def test_two_ends_hear_of_each_other():
     assert min(seen_by_0.rate, seen_by_1.rate) > 1e6  # loopback, in bytes per second
 
 
+def test_an_end_that_stops_before_its_verdict_says_that_it_was_not_fine():
+    async def ask():
+        exchange = Exchange(lambda: {"name": "worker 0"}, {"worker 1": "localhost:1"})
+        server = await exchange.serve(0)
+        async with server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+            writer.write(b'{"name": "worker 1"}\n{"probe": 0}\n')
+            await reader.readline()  # its own hello
+            await asyncio.gather(exchange.end(60), said := asyncio.create_task(reader.readline()))
+            writer.close()
+        return json.loads(said.result())
+
+    assert asyncio.run(ask()) == {"fine": False}
+
+
 @pytest.mark.parametrize("question", [b"GET / HTTP/1.0\r\n\r\n", b"[]\n", b'{"name": []}\n', b"{}\n"])
 def test_another_programs_question_disturbs_nothing(question, capfd):
     async def ask():
