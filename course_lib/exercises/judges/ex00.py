@@ -142,7 +142,7 @@ STEPS = question(
     probe=probes.probe_steps,
     form=dict.fromkeys(_STEPS, [forms.scalar]),
     targets=(
-        Target("the number of steps is an int", _all_whole),
+        Target("the number of steps is a whole number", _all_whole),
         Target(
             "with drop_remainder=False every example is seen once",
             _steps_are("kept", lambda examples, batch: -(-examples // batch)),
@@ -161,67 +161,86 @@ STEPS = question(
 )
 
 
-def _each_on_its_device(answers, seed):
-    if len(answers["asked"]) < 2:
+def _each_on_its_device(lives_on, asked):
+    if len(asked) < 2:
         return "there is only one device: run the set-up cell, which simulates four, in a fresh kernel"
-    return answers["lives_on"] == answers["asked"] or f"yours live on {', '.join(answers['lives_on'])}"
+    return None if lives_on == asked else f"on {', '.join(asked)} yours live on {', '.join(lives_on) or 'none'}"
 
 
-def _doubled(answers, seed):
-    values, arrays = answers["values"], probes.arrays(seed, len(answers["asked"]))
+def _doubled(call, asked, seed):
+    values, arrays = call["values"], probes.arrays(seed, len(asked))
     if len(values) != len(arrays):
         return f"{len(values)} of them for {len(arrays)} arrays"
+    if call["kept"] != [True] * len(arrays):
+        return f"array {[*call['kept'], False].index(False)} itself has changed"
     for place, (value, array) in enumerate(zip(values, arrays)):
         if np.shape(value) != array.shape:
             return f"array {place} has the shape {array.shape}, tensor {place} {np.shape(value)}"
         if not np.allclose(value, 2 * array):
             said = f": {array.tolist()} has become {np.asarray(value).tolist()}" if place == 0 else ""
             return f"tensor {place} has the right length and other numbers{said}"
-    return True
+    return None
 
 
-def _whole_numbers(answers, seed):
+def _calls(answers):
+    return zip(answers["calls"], probes.orders(answers["asked"]), strict=True)
+
+
+def _each_call(problem):
+    """A target: problem(call, devices asked for, seed) is None for both calls, or says what is wrong with one."""
+    return lambda answers, seed: next(filter(None, (problem(*call, seed) for call in _calls(answers))), True)
+
+
+def _both_calls(fits):
+    """Recognise answers whose calls both fit(call, devices asked for, seed)."""
+    return lambda answers, seed: all(fits(*call, seed) for call in _calls(answers))
+
+
+def _whole_numbers(call, asked, seed):
     """Cut before or after they are doubled."""
-    arrays = probes.arrays(seed, len(answers["asked"]))
     return all(
         any(np.array_equal(value, cut) for cut in (2 * np.trunc(array), np.trunc(2 * array)))
-        for value, array in zip(answers["values"], arrays, strict=True)
+        for value, array in zip(call["values"], probes.arrays(seed, len(asked)), strict=True)
     )
 
 
-def _left_the_devices(answers, seed):
-    return all(place.startswith("no device") for place in answers["lives_on"])
+def _on_no_device(places):
+    return all(place.startswith("no device") for place in places)
 
 
-def _in_another_order(answers, seed):
-    return sorted(answers["lives_on"]) == sorted(answers["asked"]) != answers["lives_on"]
-
-
-_PLACED = {"asked": forms.devices, "lives_on": [forms.text]}
+_KEPT = {"lives_on": [forms.text], "values": [forms.array], "kept": [forms.flag]}
 PLACE = question(
     name="q3",
     title="Compute where you say",
     asks_for=("place",),
     probe=probes.probe_place,
-    form={**_PLACED, "values": [forms.array]},
+    form={"asked": forms.devices, "calls": (_KEPT,) * 2},
     targets=(
-        Target("tensor i lives on device i", _each_on_its_device),
-        Target("tensor i is the double of array i", _doubled),
+        Target(
+            "tensor i lives on device i",
+            _each_call(lambda call, asked, seed: _each_on_its_device(call["lives_on"], asked)),
+        ),
+        Target("tensor i is the double of array i", _each_call(_doubled)),
     ),
     recognise={
-        "left the devices": _left_the_devices,
-        "only the first": lambda answers, seed: len(answers["lives_on"]) == 1 < len(answers["asked"]),
-        "in another order": _in_another_order,
-        "whole numbers": _whole_numbers,
+        "always the same devices": lambda answers, seed: all(
+            call["lives_on"] == answers["asked"][: len(asked)] for call, asked in _calls(answers)
+        ),
+        "left the devices": _both_calls(lambda call, asked, seed: _on_no_device(call["lives_on"])),
+        "only the first": _both_calls(lambda call, asked, seed: len(call["lives_on"]) == 1 < len(asked)),
+        "in another order": _both_calls(
+            lambda call, asked, seed: sorted(call["lives_on"]) == sorted(asked) and call["lives_on"] != asked
+        ),
+        "arrays changed": lambda answers, seed: not all(kept for call in answers["calls"] for kept in call["kept"]),
+        "whole numbers": _both_calls(_whole_numbers),
     },
 )
 
 
 def _on_its_own_device(answers, seed):
-    held = _each_on_its_device(answers, seed)
-    if held is True and not answers["first_is_its_own"]:
-        return "on the first device they are others when the other shards are left out"
-    return held
+    if said := _each_on_its_device(answers["lives_on"], answers["asked"]):
+        return said
+    return answers["first_is_its_own"] or "on the first device they are others when the other shards are left out"
 
 
 def _few_numbers(answers, seed):
@@ -241,6 +260,10 @@ def _combined(place, name, tolerance):
         if _within(own, wanted, tolerance) is not True:
             shown = ", ".join(f"[{', '.join(f'{number:g}' for number in shard)}]" for shard in tiny[:4])
             return f"for the shards {shown} your {name} is {own:.4g}, and {wanted:.4g} is wanted"
+        first, *_ = _shards(answers, seed)
+        alone = _within(answers["alone"][place], _MOMENTS[place](first), tolerance)
+        if alone is not True:
+            return f"with the first shard alone, {alone}"
         return _within(answers["combined"][place], _MOMENTS[place](_whole(answers, seed)), tolerance)
 
     return holds
@@ -303,9 +326,12 @@ def _between(n, m):
 
 
 _STATISTICS = {
+    "asked": forms.devices,
+    "lives_on": [forms.text],
     "numbers_sent": [forms.count],
     "formats": [forms.text],
     "first_is_its_own": forms.flag,
+    "alone": (forms.any_number,) * 2,
     "tiny": (forms.any_number,) * 2,
     "combined": (forms.number,) * 2,
     "bright_variances": [forms.number],
@@ -315,7 +341,7 @@ STATISTICS = question(
     title="One batch's statistics from many devices",
     asks_for=("local_statistics", "combine"),
     probe=probes.probe_statistics,
-    form={**_PLACED, **_STATISTICS},
+    form=_STATISTICS,
     targets=(
         Target("the statistics of shard i, and of no other, live on device i", _on_its_own_device),
         Target("at most 4 numbers, in float32, leave each device", _few_numbers),
@@ -325,7 +351,7 @@ STATISTICS = question(
     ),
     recognise={
         "not on the devices": _on_default_device,
-        "left the devices": _left_the_devices,
+        "left the devices": lambda answers, seed: _on_no_device(answers["lives_on"]),
         "float64 leaves": lambda answers, seed: answers["formats"] == ["float64"] * len(answers["asked"]),
         "whole shards": lambda answers, seed: answers["numbers_sent"] == [len(one) for one in _shards(answers, seed)],
         "mean of means": _mean_of_means,
@@ -335,6 +361,10 @@ STATISTICS = question(
             lambda n, m, q: q.sum() / n.sum() + np.var(m),
             lambda n, m, q: q.sum() / n.sum() + np.mean((m - np.average(m, weights=n)) ** 2),
             lambda n, m, q: (q + (m - np.average(m, weights=n)) ** 2).sum() / n.sum(),
+        ),
+        "a shard of one": lambda answers, seed: (
+            math.isnan(answers["tiny"][1])
+            and _variance_is(lambda n, m, q: q.sum() / n.sum() + _between(n, m))(answers, seed)
         ),
         "n - 1": _variance_is(lambda n, m, q: (q.sum() + n.sum() * _between(n, m)) / (n.sum() - 1)),
         "n - 1 in each shard": _variance_is(

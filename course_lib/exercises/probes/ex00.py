@@ -18,11 +18,11 @@ def batches(seed: int) -> list[tuple[int, int]]:
 
 
 def epochs(seed: int) -> list[tuple[int, int]]:
-    """(examples, global_batch) pairs: tiny ones, one less than a batch; short last batches; one that divides."""
+    """(examples, global_batch) pairs: tiny ones, one less than a batch, none; short last batches; one that divides."""
     rng = np.random.default_rng(seed)
     batches = [int(batch) for batch in rng.integers(20, 90, size=4)]
     uneven = [(batch * int(rng.integers(2, 90)) + int(rng.integers(1, batch)), batch) for batch in batches]
-    return [(5, 2), (4, 2), (2, 3), (7, 3), *uneven, (1024, 64)]
+    return [(5, 2), (4, 2), (2, 3), (7, 3), (0, 3), *uneven, (1024, 64)]
 
 
 def arrays(seed: int, count: int) -> list[np.ndarray]:
@@ -63,14 +63,24 @@ def probe_steps(names, seed):
     }
 
 
+def orders(devices) -> list[list[str]]:
+    """The devices that q3 asks for: all, then all but the first, from the last one on."""
+    return [list(devices), list(devices[:0:-1] or devices)]
+
+
 def probe_place(names, seed):
-    """Where each of the learner's tensors lives, and its numbers."""
+    """Where each of the learner's tensors lives, and its numbers, for both orders of devices; which arrays are kept."""
     devices = device_names()
-    placed = list(names["place"](arrays(seed, len(devices)), devices))
+    return {"asked": list(devices), "calls": [_placed(names, seed, order) for order in orders(devices)]}
+
+
+def _placed(names, seed, devices):
+    given = arrays(seed, len(devices))
+    placed = list(names["place"](given, tuple(devices)))
     return {
-        "asked": list(devices),
         "lives_on": [device_of(tensor) for tensor in placed],
         "values": [np.asarray(tensor) for tensor in placed],
+        "kept": [np.array_equal(*pair) for pair in zip(given, arrays(seed, len(devices)))],
     }
 
 
@@ -88,6 +98,7 @@ def probe_statistics(names, seed):
         "numbers_sent": [int(np.size(tensor)) for tensor in sent],
         "formats": [str(np.asarray(tensor).dtype) for tensor in sent],
         "first_is_its_own": np.shape(sent[0]) == np.shape(alone) and bool(np.allclose(sent[0], alone)),
+        "alone": [float(number) for number in names["combine"]([alone])],
         "tiny": [float(number) for number in names["combine"](tiny)],
         "combined": [float(number) for number in names["combine"](sent)],
         "bright_variances": [float(names["combine"](statistics)[1]) for statistics in bright],
