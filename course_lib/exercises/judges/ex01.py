@@ -220,6 +220,9 @@ def _shuffled_afresh(answers, seed):
         return "both epochs have the same order"
     if _same_members(answers):
         return "both epochs have the same batches, in another order"
+    one, other = (set(_numbers(answers, epoch).tolist()) for epoch in range(2))
+    if one == other:
+        return f"both epochs leave the same {probes.pipeline_sizes(seed)[0] - len(one)} examples out"
     early, examples = _most_early(answers), probes.pipeline_sizes(seed)[0]
     return early > _EARLY * examples or f"none comes early by more than {early / examples:.1%} of the data set"
 

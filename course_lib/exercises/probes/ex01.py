@@ -118,10 +118,10 @@ MANY_EXAMPLES = 12_000
 
 
 def pipeline_sizes(seed: int) -> tuple[int, int]:
-    """(examples, batch): more examples than a usual buffer holds, and the batch does not divide them."""
+    """(examples, batch): more examples than a usual buffer holds, and two or more that fill no batch."""
     rng = np.random.default_rng(seed)
     batch = int(rng.integers(200, 300))
-    return batch * (MANY_EXAMPLES // batch) + int(rng.integers(1, batch)), batch
+    return batch * (MANY_EXAMPLES // batch) + int(rng.integers(2, batch)), batch
 
 
 def probe_pipeline(names, seed):

@@ -41,8 +41,8 @@ def _trace(rng, input, compute, all_reduce, pieces=1, before=0.0, first=1, stall
     """Events of a run in no particular order; in a step the input comes first, and an all-reduce before compute ends.
 
     No replica works in step with another, each has a plane, a piece may lie inside another of its thread, all may wait
-    at once, a step's last event ends with it, every kind is also met between the steps, and its name is a part of other
-    names.
+    at once, a step's last event ends with it, every kind is also met between the steps, up to their very ends, and its
+    name is a part of other names.
     """
     now, events = 1.0, []
 
@@ -80,6 +80,9 @@ def _trace(rng, input, compute, all_reduce, pieces=1, before=0.0, first=1, stall
         add("train", "python", begin, now - begin)
         add(f"{KINDS[number % 3]}/queue", "python", begin, 0.9 * (now - begin))  # a kind's name is a part of this one
         for kind in KINDS:
-            add(kind, replicas[0] if kind != "input" else "python", now + 0.05, rng.uniform(0.1, 0.3))
+            thread = replicas[0] if kind != "input" else "python"
+            add(kind, thread, now, rng.uniform(0.1, 0.3))  # from the step's very end
+            if number:
+                add(kind, thread, begin - 0.125, 0.125)  # up to its very beginning
         now += 0.5
     return shuffled(rng, events)
