@@ -759,6 +759,16 @@ def test_what_each_task_looks_like_is_gathered_by_its_state(monkeypatch):
     )
 
 
+@pytest.mark.parametrize(
+    ("cause", "shown"), [("other order", True), ("entered alone", True), ("data ended", False), ("input", False)]
+)
+def test_a_failed_tasks_calls_are_shown_where_they_differ(cause, shown, monkeypatch):
+    monkeypatch.setattr(hang_watch, "_gather", lambda tasks, folder, busy: (tasks, folder, busy))
+    monkeypatch.setattr(hang_watch.HangReport, "diagnosis", SimpleNamespace(cause=cause))
+    found = hang_watch.different_calls(SimpleNamespace(tasks={"worker 0": 1}, folder=Path("/folder")))
+    assert found == (hang_watch.HangReport(({"worker 0": 1}, Path("/folder"), {}), 0) if shown else None)
+
+
 # Machines before training
 
 
