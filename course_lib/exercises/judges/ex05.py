@@ -3,6 +3,7 @@
 Needs NumPy; the wrong answers need JAX when they run, and those of q2 the TPU compiler.
 """
 
+import itertools
 import math
 
 import numpy as np
@@ -192,8 +193,10 @@ def _shapes_right(answers, seed):
             wanted = _wanted_shape(cluster, host, seed)
             if rows.shape != wanted:
                 return f"{_mesh_words(cluster)}: host {host} reads {rows.shape}, and its chips compute {wanted}"
-    if (got := answers["no_rest"].shape) != (wanted := (3, probes.data_set(seed)["global_batch"])):
-        return f"of three whole batches one host reads {got}, and its chips compute {wanted}"
+    for read, given in _on_one_host(answers, seed):
+        wanted = given["examples"] // given["global_batch"], given["global_batch"]
+        if read.shape != wanted:
+            return f"of {given['examples']:,} examples one host reads {read.shape}, and its chips compute {wanted}"
     return True
 
 
@@ -243,9 +246,27 @@ def _each_once(answers, seed):
         twice = batches.size - len(np.unique(batches))
         if twice:
             return f"{_mesh_words(cluster)}: {twice} of {batches.size} rows repeat another"
-        if not np.isin(batches, np.arange(probes.data_set(seed)["examples"])).all():
+        if not _are_examples(batches, probes.data_set(seed)):
             return "a number is not an example's"
+    for read, given in _on_one_host(answers, seed):
+        if _repeats(read) or not _are_examples(read, given):
+            return f"with {given['examples']:,} examples some come twice, or have a number that is not an example's"
+    if others := [dtype for dtype in answers["dtypes"] if np.dtype(dtype).kind not in "iu"]:
+        return f"the numbers are of {others[0]}, and integers are asked for"
     return True
+
+
+def _on_one_host(answers, seed):
+    """What one host reads of a data set that batches fill and of a large one, each with that data set."""
+    return [(answers["no_rest"], _no_rest(seed)), (answers["large"], probes.large_data_set(seed))]
+
+
+def _no_rest(seed):
+    return probes.data_set(seed) | {"examples": 3 * probes.data_set(seed)["global_batch"]}
+
+
+def _are_examples(read, given):
+    return bool(np.isin(read, np.arange(given["examples"])).all())
 
 
 def _same_on_all(answers, seed):
@@ -259,15 +280,25 @@ def _same_on_all(answers, seed):
 def _order_right(answers, seed):
     if not np.array_equal(answers["read"][0][0], answers["again"]):
         return "asked twice, host 0 reads other examples"
-    following = answers["next_epoch"]
-    if following.shape != answers["again"].shape or following.size != len(np.unique(following)):
-        return "in the next epoch host 0 reads an example twice, or another number of them"
+    for following in (answers["next_epoch"], *answers["other_orders"]):
+        if following.shape != answers["again"].shape or _repeats(following):
+            return "in the next epoch host 0 reads an example twice, or another number of them"
     for what in ("epoch", "seed"):
         if np.array_equal(answers["again"], answers[f"next_{what}"]):
             return f"the next {what} gives the same order"
         if _members(answers["again"]) == _members(answers[f"next_{what}"]):
             return f"the next {what} gives the same batches, in another order"
+    for (one, read), (other, another) in itertools.combinations(_orders(answers, seed), 2):
+        same = next((key for key in one if one[key] == other[key]), None)
+        if same and _members(read) == _members(another):
+            names = [", ".join(f"{key} {value}" for key, value in order.items()) for order in (one, other)]
+            return f"{names[0]} and {names[1]} have the same batches"
     return True
+
+
+def _orders(answers, seed):
+    """Seed and epoch, and what one host reads."""
+    return list(zip(probes.other_orders(seed), answers["other_orders"], strict=True))
 
 
 def _members(batches):
@@ -342,10 +373,59 @@ def _columns_are(columns_of):
     return recognise
 
 
-def _another_batch_on_others(answers, seed):
-    if _shapes_right(answers, seed) is not True or _same_on_all(answers, seed) is True:
-        return False
-    return _copies_agree(answers, seed) is _each_once(answers, seed) is _order_right(answers, seed) is True
+def _another_batch_on_others(what):
+    """Recognise batches that are another for other hosts, of one mesh, or for other meshes alone; else all is right."""
+
+    def recognise(answers, seed):
+        if _shapes_right(answers, seed) is not True or _same_on_all(answers, seed) is True:
+            return False
+        rest_right = _copies_agree(answers, seed) is _each_once(answers, seed) is _order_right(answers, seed) is True
+        made = list(zip(probes.CLUSTERS, _assembled(answers, seed), strict=True))
+        alike = all(
+            np.array_equal(batches, others)
+            for (one, batches), (other, others) in itertools.combinations(made, 2)
+            if (one.data, one.model) == (other.data, other.model)
+        )
+        return rest_right and alike == (what == "mesh")
+
+    return recognise
+
+
+def _seed_0_stays(answers, seed):
+    """With seed 0 every epoch has the same order, and with the other seed each has its own."""
+    orders = [(given["seed"], read.tobytes()) for given, read in _orders(answers, seed)]
+    of_0, others = ([read for one, read in orders if (one == 0) == zero] for zero in (True, False))
+    return len({*of_0}) == 1 and len({*others}) == len(others)
+
+
+def _batches_stay(answers, seed):
+    """The next epoch has the same batches in another order, and another seed has others."""
+    again, following, other = (answers[key] for key in ("again", "next_epoch", "next_seed"))
+    return (
+        _members(again) == _members(following) != _members(other)
+        and not np.array_equal(again, following)
+        and _shapes_right(answers, seed) is True
+    )
+
+
+def _kept_order(answers, seed):
+    """Another data set of the same seed and epoch has the first one's batches."""
+    again, small = answers["again"], answers["no_rest"]
+    as_kept = any(np.array_equal(small, again[:steps]) for steps in (len(small), len(again)))
+    return as_kept and not (_are_examples(small, _no_rest(seed)) and len(small) == 3)
+
+
+def _wraps(answers, seed):
+    """All is right but the numbers of a large data set, which are whole and small."""
+    wrapped = answers["large"]
+    return (
+        _shapes_right(answers, seed) is _copies_agree(answers, seed) is _order_right(answers, seed) is True
+        and _each_once(answers, seed) is not True
+        and not any(_repeats(batches) for batches in _assembled(answers, seed))
+        and all(np.dtype(dtype).kind in "iu" for dtype in answers["dtypes"])
+        and _repeats(wrapped)
+        and abs(wrapped).max() < 2**16
+    )
 
 
 def _strided(cluster, host, part):
@@ -380,12 +460,19 @@ HOSTS = question(
     title="Which host reads what",
     asks_for=("host_examples",),
     probe=probes.probe_hosts,
-    form={"read": [[forms.array]], **dict.fromkeys(("again", "next_epoch", "next_seed", "no_rest"), forms.array)},
+    form={
+        "read": [[forms.array]],
+        **dict.fromkeys(("again", "next_epoch", "next_seed", "no_rest", "large"), forms.array),
+        "other_orders": [forms.array],
+        "dtypes": [forms.text],
+    },
     targets=(
         Target("on every host as many steps, and in each the rows that its chips compute", _shapes_right),
         Target("chips that compute the same part of the batch get the same examples", _needs_shapes(_copies_agree)),
         Target("no example twice in an epoch", _needs_shapes(_each_once)),
-        Target("the same global batches, row for row, on any number of hosts", _needs_shapes(_same_on_all)),
+        Target(
+            "the same global batches, row for row, on any number of hosts, in any mesh", _needs_shapes(_same_on_all)
+        ),
         Target("asked again the same order, in the next epoch and with another seed another one", _order_right),
     ),
     recognise={
@@ -423,7 +510,13 @@ HOSTS = question(
         "same order in each epoch": _same_order("next_epoch"),
         "seed ignored": _same_order("next_seed"),
         "hash of a text": stopped_by(SALTED),
-        "by the number of hosts": _another_batch_on_others,
+        "by the number of hosts": _another_batch_on_others("hosts"),
+        "by the mesh": _another_batch_on_others("mesh"),
+        "seed times epoch": _seed_0_stays,
+        "batches stay together": _batches_stay,
+        "order kept": _kept_order,
+        "numbers wrap": _wraps,
+        "no integers": lambda answers, seed: any(np.dtype(dtype).kind == "f" for dtype in answers["dtypes"]),
     },
 )
 

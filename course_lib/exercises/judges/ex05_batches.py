@@ -68,6 +68,8 @@ def _dtypes_right(made, given):
 
 
 def _little_padding(made, given):
+    if not all(weights.any() for weights in made["weights"]):
+        return "a batch of yours is padding alone"
     sizes = [min(size for size in given["buckets"] if size >= len(example)) for example in given["examples"]]
     needed = sum(size * given["batch"] * math.ceil(sizes.count(size) / given["batch"]) for size in given["buckets"])
     tokens, positions = sum(map(len, given["examples"])), sum(batch.size for batch in made["tokens"])
@@ -192,6 +194,13 @@ def _one_weight_short(made, given):
     )
 
 
+def _zeros_at_the_end(made, given):
+    """Every example's weights end with its last token that is not 0."""
+    found = Counter(row for batch in _found(made) for row in batch)
+    shortened = Counter(tuple(np.trim_zeros(example, "b").tolist()) for example in given["examples"])
+    return found == shortened and _missing(made, given) != []
+
+
 def _padded_in_front(made, given):
     """Every example is there, at the end of its row."""
     if _missing(made, given) or _repeated(made, given):
@@ -304,6 +313,7 @@ FEW_SHAPES = question(
                 np.array_equal(t != 0, w != 0) for t, w in zip(made["tokens"], made["weights"], strict=True)
             )
         ),
+        "zeros at the end": _in_call(_zeros_at_the_end),
         "whole rows weighted": _in_call(_whole_rows_weighted),
         "several in a row": _in_call(_several_in_a_row),
         "in pieces": _in_call(_in_pieces),

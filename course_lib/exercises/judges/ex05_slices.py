@@ -3,7 +3,7 @@
 import math
 
 from course_lib.exercises.judges import forms, question_maker
-from course_lib.exercises.probes import ex05 as probes
+from course_lib.exercises.probes import ex05_slices as probes
 from course_lib.exercises.question import Target
 
 question = question_maker.of("05_tpu")
@@ -11,14 +11,21 @@ question = question_maker.of("05_tpu")
 
 def _rows_for(case, sent):
     """The fewest rows whose backward pass takes as long as these bytes."""
+    return max(1, math.ceil(_rows_and_parts(case, sent)))
+
+
+def _rows_and_parts(case, sent):
     backward = 2 / 3 * case["row_flops"] / case["flops_per_second"]  # seconds of a row
-    return max(1, math.ceil(sent / case["sent_per_second"] / backward))
+    return sent / case["sent_per_second"] / backward
 
 
 def _plan(case, chips):
     """The bytes that each of so many chips sends, and the fewest rows that hide the sending."""
-    sent = 2 * (chips - 1) * case["parameters"] * case["gradient_bytes"] / chips
-    return {"sent_bytes": sent, "chip_batch": _rows_for(case, sent)}
+    return {"sent_bytes": _sent(case, chips), "chip_batch": _rows_for(case, _sent(case, chips))}
+
+
+def _sent(case, chips):
+    return 2 * (chips - 1) * case["parameters"] * case["gradient_bytes"] / chips
 
 
 def _plan_is(part, at_most_off):
@@ -29,7 +36,7 @@ def _plan_is(part, at_most_off):
             wanted = _plan(case, got["chips"])[part]
             if abs(got[part] - wanted) > at_most_off:
                 shown = f"{_case_words(case)} on {_chips_words(got)}: yours is {got[part]:,}"
-                return f"{shown}, and {wanted:g} is wanted" if _is_tiny(case) else shown
+                return f"{shown}, and {wanted:g} is wanted" if _is_tiny(case) and wanted < 100 else shown
         return True
 
     return holds
@@ -99,6 +106,30 @@ def _rows_are(wrong):
     return recognise
 
 
+def _with_right_bytes(answers, seed):
+    """Each case with what was answered and the fewest rows of that slice; nothing where some bytes are wrong."""
+    if _plan_is("sent_bytes", 1)(answers, seed) is not True:
+        return []
+    pairs = zip(probes.trainings(seed), answers["slices"], strict=True)
+    return [(case, got, _plan(case, got["chips"])["chip_batch"]) for case, got in pairs]
+
+
+def _rows_end(answers, seed):
+    """The rows are right up to a largest number, beyond which none go."""
+    rows = [(got["chip_batch"], wanted) for _, got, wanted in _with_right_bytes(answers, seed)]
+    most = max((got for got, _ in rows), default=0)
+    return most > 100 and all(got == min(wanted, most) for got, wanted in rows) and any(got < w for got, w in rows)
+
+
+def _little_more_left_out(answers, seed):
+    """A row is missing where less than a hundredth of one is needed beside the whole ones, and only there."""
+    rows = [
+        (wanted - got["chip_batch"], wanted - _rows_and_parts(case, _sent(case, got["chips"])) > 0.99 and wanted > 1)
+        for case, got, wanted in _with_right_bytes(answers, seed)
+    ]
+    return any(short for short, _ in rows) and all(short == 0 or short == 1 and little for short, little in rows)
+
+
 def _float32(answers, seed):
     """The bytes are off, by no more than a float32 number is."""
     pairs = zip(probes.trainings(seed), answers["slices"], strict=True)
@@ -134,6 +165,8 @@ SLICES = question(
         "bits": _figures_are("sent_bytes", lambda case, chips, sent: sent * 8),
         "many chips' time": _rows_are(lambda case: _rows_for(case, 2 * case["parameters"] * case["gradient_bytes"])),
         "float32": _float32,
+        "search ends": _rows_end,
+        "a little more": _little_more_left_out,
         "global batch returned": _figures_are("chip_batch", lambda case, chips, rows: rows * chips),
         "whole limit used": _figures_are("chip_batch", lambda case, chips, rows: case["largest_batch"] // chips),
     },

@@ -106,6 +106,13 @@ def _cut_off(answers, seed):
     return _bytes_exact(answers, seed) is True and widths == expected != wanted
 
 
+def _in_32_bits(answers, seed):
+    """The bytes are right but for whole multiples of 4 GiB, and some are not."""
+    matrices = probes.matrices(seed)
+    off = [got - _stored(*matrix) for matrix, got in zip(matrices, answers["bytes"], strict=True)]
+    return any(off) and all(by % 2**32 == 0 for by in off)
+
+
 def _tiled(by_8, by_128, up=math.ceil):
     return 8 * up(by_8 / 8) * 128 * up(by_128 / 128)
 
@@ -176,6 +183,7 @@ TILES = question(
         "longer side": _bytes_are(
             lambda rows, columns, itemsize: _tiled(min(rows, columns), max(rows, columns)) * itemsize
         ),
+        "in 32 bits": _in_32_bits,
         "four bytes in the search": _widths_of(lambda case: _widest(case | {"itemsize": 4})),
         "turned alike": _widths_of(lambda case: _widest(case, _taken_alike)),
         "width on the 8": _widths_of(lambda case: _widest(case, _taken_on_8)),

@@ -1,4 +1,4 @@
-"""Probes of exercise 05: a layout that fits, tiles, rows per host, chips worth having; q1's is in ex05_batches.
+"""Probes of exercise 05: a layout that fits, tiles, rows per host; q1's is in ex05_batches, q5's in ex05_slices.
 
 Needs NumPy, and the TPU compiler for q2 where there is one. The inputs are functions of the seed.
 """
@@ -12,7 +12,7 @@ from course_lib import tpu
 from course_lib.errors import CourseError
 from course_lib.exercises.ask import Stopped
 from course_lib.exercises.given.wide_block import wide_block
-from course_lib.exercises.probes.cases import ask_or_refused, shuffled
+from course_lib.exercises.probes.cases import ask_or_refused
 from course_lib.exercises.probes.salted_hash import alike_in_processes
 
 TOPOLOGY, ROWS = "v5e:2x4", 8192  # of q2: the slice and the global batch
@@ -95,7 +95,18 @@ def matrices(seed: int) -> list[tuple[int, int, int]]:
         short_side_up,
     ]
     tiny = [(8, 128, 2), (9, 128, 2), (8, 129, 2), (129, 8, 2)]
-    return [*tiny, *((*shape, itemsize) for shape in shapes for itemsize in (4, 2))]
+    return [*tiny, *((*shape, itemsize) for shape in shapes for itemsize in (4, 2)), *_large_matrices(rng)]
+
+
+def _large_matrices(rng) -> list[tuple[int, int, int]]:
+    """Of more than 2 GiB, more than 4 GiB, and so many tiles that float32 has no such number."""
+    rows, columns = (int(n) for n in rng.integers(30_000, 32_000, size=2))
+    tiles = 2 * int(rng.integers(125_000, 130_000)) + 1, 71  # two odd numbers, whose product is more than 2**24
+    return [
+        (rows, 20_000 + columns % 5_000, 4),
+        (2 * rows, 2 * columns, 2),
+        (8 * tiles[0] - int(rng.integers(8)), 128 * tiles[1] - int(rng.integers(8)), 4),
+    ]
 
 
 def budgets(seed: int) -> list[dict[str, int]]:
@@ -121,8 +132,13 @@ def budgets(seed: int) -> list[dict[str, int]]:
     inputs, outputs = (128 * int(n) for n in rng.integers(2, 7, size=2))
     width = 128 * int(rng.integers(2, 5)) + 8 * int(rng.integers(2, 15))
     cases.append({"inputs": inputs, "outputs": outputs, "itemsize": 2, "budget_bytes": (inputs + outputs) * width * 2})
-    wide = 8 * int(rng.integers(8300, 8700))  # wider than 65,536
+    wide = 8 * int(rng.integers(16_400, 16_800))  # wider than 131,072
     cases.append({"inputs": 8, "outputs": 8, "itemsize": 2, "budget_bytes": 2 * 16 * wide})
+    # Hundreds of megabytes, and a byte too few for one width more: in float32 both are the same.
+    inputs, outputs = (128 * int(n) for n in rng.integers(150, 200, size=2))
+    width = 8 * int(rng.integers(500, 560))
+    budget = (inputs + outputs) * width * 4 - 1
+    cases.append({"inputs": inputs, "outputs": outputs, "itemsize": 4, "budget_bytes": budget})
     return [*cases, {"inputs": 300, "outputs": 300, "itemsize": 4, "budget_bytes": 9000}]
 
 
@@ -174,60 +190,48 @@ def data_set(seed: int) -> dict[str, int]:
     }
 
 
+def other_orders(seed: int) -> list[dict[str, int]]:
+    """More epochs and seeds of q4's data set: seed 0 and a large one, and epochs behind the first two."""
+    rng = np.random.default_rng([seed, 1])
+    seeds, epochs = (0, int(rng.integers(1000, 9999))), (0, 1, 2, int(rng.integers(5, 99)))
+    return [{"seed": one, "epoch": epoch} for one in seeds for epoch in epochs]
+
+
+def large_data_set(seed: int) -> dict[str, int]:
+    """q4's data set of more examples than 16 bits can number."""
+    rng = np.random.default_rng([seed, 2])
+    return {
+        "examples": int(rng.integers(70_000, 72_000)),
+        "global_batch": 8 * int(rng.integers(900, 1000)),
+        "epoch": 3,
+        "seed": int(rng.integers(10_000, 99_999)),
+    }
+
+
 def probe_hosts(names, seed):
     """What every host of each cluster reads; what one host reads again, in the next epoch, with the next seed.
 
-    "no_rest" is what it reads of a data set that batches fill.
+    "no_rest" is what it reads of a data set that batches fill, "other_orders" in more epochs and with more seeds, and
+    "large" of a large data set. "dtypes" are all that its numbers have.
     """
 
     host_examples = alike_in_processes(names["host_examples"])
 
+    dtypes = set()
+
     def ask(cluster, host, **changed):
-        return np.asarray(host_examples(host, **dataclasses.asdict(cluster), **(data_set(seed) | changed)))
+        read = np.asarray(host_examples(host, **dataclasses.asdict(cluster), **(data_set(seed) | changed)))
+        dtypes.add(str(read.dtype))
+        return read
 
     one = CLUSTERS[0]
-    return {
+    answers = {
         "read": [[ask(cluster, host) for host in range(cluster.hosts)] for cluster in CLUSTERS],
         "again": ask(one, 0),
         "next_epoch": ask(one, 0, epoch=data_set(seed)["epoch"] + 1),
         "next_seed": ask(one, 0, seed=data_set(seed)["seed"] + 1),
         "no_rest": ask(one, 0, examples=3 * data_set(seed)["global_batch"]),
+        "other_orders": [ask(one, 0, **other) for other in other_orders(seed)],
+        "large": ask(one, 0, **large_data_set(seed)),
     }
-
-
-# q5: chips worth having
-
-
-def trainings(seed: int) -> list[dict[str, object]]:
-    """q5's cases: a model, a chip's figures, slices in no order, and the largest global batch that still learns.
-
-    In the tiny ones the rows are whole, whatever is divided first, and a global batch is as large as is allowed.
-    """
-    rng = np.random.default_rng(seed)
-    tiny = {"parameters": 8, "row_flops": 12, "gradient_bytes": 4, "flops_per_second": 4, "sent_per_second": 4}
-    cases = [tiny | {"slices": [4, 1, 8, 2], "largest_batch": 24}, tiny | {"slices": [1], "largest_batch": 9}]
-    # On four chips 5.5 rows hide the sending: 22 in all, and 24 once they are whole.
-    cases.append(tiny | {"row_flops": 13, "slices": [2, 4, 1], "largest_batch": 23})
-    cases.append(tiny | {"row_flops": 14, "slices": [2, 1], "largest_batch": 8})  # 3.4 rows: 3 do not hide it
-    for name, gradient_bytes, room in (("v5e", 4, 0.7), ("v5p", 2, 0.4), ("v6e", 4, 1.6), ("v4", 2, 30)):
-        chip, parameters = tpu.CHIPS[name], int(rng.integers(2e8, 9e8))
-        row_flops = 6 * parameters * int(rng.integers(8, 60))
-        figures = {"flops_per_second": chip.flops_per_second, "sent_per_second": chip.sent_per_second}
-        # The first three allow some of the slices, the fourth all of them.
-        hidden = 3 * parameters * gradient_bytes / chip.sent_per_second * chip.flops_per_second / row_flops
-        cases.append(
-            {
-                "parameters": parameters,
-                "row_flops": row_flops,
-                "gradient_bytes": gradient_bytes,
-                **figures,
-                "slices": shuffled(rng, [1, 4, 8, 16, 32, 64, 256]),
-                "largest_batch": int(40 * room * hidden * rng.uniform(0.8, 1.2)) + 1,
-            }
-        )
-    return cases
-
-
-def probe_slices(names, seed):
-    """The learner's slice for each case."""
-    return {"slices": [dict(names["best_slice"](**case)) for case in trainings(seed)]}
+    return answers | {"dtypes": sorted(dtypes)}

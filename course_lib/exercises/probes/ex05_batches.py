@@ -39,7 +39,9 @@ def _lengths(rng, counts) -> list[int]:
 def _examples(rng, lengths) -> list[np.ndarray]:
     examples = [rng.integers(0, 20, size=length).astype("int32") for length in shuffled(rng, lengths)]
     for example in examples:
-        example[0], example[-1] = rng.integers(1, 20), 0 if len(example) > 1 else 1  # 0 is a token like others
+        example[0] = rng.integers(1, 20)
+    for number, example in enumerate(example for example in examples if len(example) > 1):
+        example[-1] = 0 if number % 3 else rng.integers(1, 20)  # 0 is a token like others
     often = max(lengths, key=lengths.count)
     one, other, *_ = (number for number, example in enumerate(examples) if len(example) == often)
     examples[other] = examples[one].copy()  # two that say the same
