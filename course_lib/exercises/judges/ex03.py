@@ -1,16 +1,17 @@
-"""Exercise 03: TF_CONFIG, two real workers, everybody's rows, a killed worker, a local batch.
+"""Exercise 03: TF_CONFIG, two real workers, a killed worker, a local batch; q3 is in ex03_rows.
 
 Needs NumPy; TensorFlow to know q4's order of rows, and in the worker processes of q2 and q4.
 """
 
 import bisect
-from itertools import chain, zip_longest
+from itertools import chain
 
 import numpy as np
 
 from course_lib.exercises.judges import ex03_recovery as recovery
 from course_lib.exercises.judges import ex03_runs as runs
 from course_lib.exercises.judges import forms, question_maker
+from course_lib.exercises.judges.ex03_rows import ROWS_OF
 from course_lib.exercises.probes import ex03 as probes
 from course_lib.exercises.question import Target
 
@@ -251,267 +252,13 @@ TRAIN = question(
         "own share of the loss": runs.own_shares,
         "loss after the update": runs.losses_after,
         "losses times a number": runs.losses_times_a_number,
+        "everybody's rows": lambda answers, seed: all(
+            (target.holds(answers, seed) is True) == (target is not TRAIN.targets[-1]) for target in TRAIN.targets
+        ),
         "nothing sent": lambda answers, seed: (
             answers["workers"][0]["replicas"] == probes.WORKERS
             and min(answers["sent_bytes"]) < runs.all_gradients(seed)
             and all(target.holds(answers, seed) is True for target in TRAIN.targets[1:-1])
-        ),
-    },
-)
-
-
-# q3: everybody's rows
-
-
-def _shared_out(answers, seed):
-    """case, [worker][step] -> rows, [step] -> rows of a worker that is alone; of all cases and epochs."""
-    for case, answer in zip(probes.epochs_to_share(seed), answers["cases"], strict=True):
-        for epoch in (0, 1):
-            yield case, answer["rows"][epoch], answer["alone"][epoch]
-
-
-def _setting(case):
-    return f"{case['examples']} examples in batches of {case['global_batch']} on {case['workers']} workers"
-
-
-def _every_row_once(answers, seed):
-    for case, rows, _ in _shared_out(answers, seed):
-        flat = _flat(rows)
-        if strange := [row for row in flat if not 0 <= row < case["examples"]]:
-            return f"{_setting(case)}: there is no row {strange[0]}"
-        counts = np.bincount(flat, minlength=case["examples"])
-        if (counts != 1).any():
-            return f"{_setting(case)}: {(counts == 0).sum()} rows are on no worker, {(counts > 1).sum()} on several"
-    low, high, different = answers["many"]
-    said = f"of {probes.MANY:,} examples a worker that is alone has {different:,} rows, from {low:,} to {high:,}"
-    return (low, high, different) == (0, probes.MANY - 1, probes.MANY) or said
-
-
-def _same_batches(answers, seed):
-    for case, rows, alone in _shared_out(answers, seed):
-        full, rest = divmod(case["examples"], case["global_batch"])
-        if [len(step) for step in alone] != [case["global_batch"]] * full + [rest]:
-            return f"{_setting(case)}: a worker that is alone has steps of {[len(step) for step in alone]} rows"
-        if len(rows) != case["workers"]:
-            return f"{_setting(case)}: there are rows of {len(rows)}"
-        together = [sorted(chain(*step)) for step in zip(*rows)]
-        if {len(worker) for worker in rows} != {len(alone)} or together != [sorted(step) for step in alone]:
-            differ = [sorted(step) for step in alone] != together[: len(alone)]
-            said = "a step's rows together are another batch" if differ else "a worker has other steps"
-            return f"{_setting(case)}: {said}"
-    return True
-
-
-def _even(answers, seed):
-    for case, rows, _ in _shared_out(answers, seed):
-        for step, parts in enumerate(zip(*rows)):
-            sizes = [len(part) for part in parts]
-            if max(sizes) - min(sizes) > 1:
-                return f"{_setting(case)}: step {step} gives them {sizes} rows"
-    return True
-
-
-def _orders(answers, seed):
-    for case, answer in zip(probes.epochs_to_share(seed), answers["cases"], strict=True):
-        if answer["rows"] != answer["again"]:
-            return "the same call gives other rows when it is repeated"
-        if answer["alone"][0] == answer["alone"][1]:
-            return "epochs 0 and 1 have the same order"
-        if _same_company(answer):
-            return "epochs 0 and 1 have the same rows in each batch"
-        if (beside := _same_neighbours(answer)) > max(10, case["examples"] / 2):
-            return f"of {case['examples']} rows {beside} have the same next row in epochs 0 and 1"
-        if answer["alone"][0] == answer["later"][str(case["examples"])]:
-            return f"epochs 0 and {case['examples']} have the same order"
-        if answer["alone"][0] == answer["other_seed"]:
-            return "two seeds have the same order"
-        if answer["alone"][1] == answer["other_seed"]:
-            return "epoch 1 of a seed has the order of epoch 0 of the next seed"
-        if alike := [epoch for epoch, order in answer["later"].items() if order == answer["other_seed"]]:
-            return f"epoch {alike[0]} of a seed has the order of epoch 0 of the next seed"
-    return True
-
-
-def _same_company(answer):
-    """Whether each batch has the same rows in both epochs, which among 20 rows chance does not do."""
-    one, other = ({frozenset(step) for step in alone} for alone in answer["alone"])
-    return one == other and sum(map(len, one)) > 20
-
-
-def _same_neighbours(answer):
-    """How many rows have the same one after them in both epochs, the first after the last."""
-    orders = [[*chain(*alone)] for alone in answer["alone"]]
-    one, other = ({*zip(order, order[1:] + order[:1])} for order in orders)
-    return len(one & other)
-
-
-def _flat(rows):
-    return [row for worker in rows for step in worker for row in step]
-
-
-def _short_batch_dropped(answers, seed):
-    return all(len(rows[0]) == case["examples"] // case["global_batch"] for case, rows, _ in _shared_out(answers, seed))
-
-
-def _even_exactly(answers, seed):
-    """Each worker has the same number of rows of each full batch, and the rest is on nobody."""
-    for case, rows, _ in _shared_out(answers, seed):
-        full, local = case["examples"] // case["global_batch"], case["global_batch"] // case["workers"]
-        sizes = {len(part) for worker in rows for part in worker[:full]}
-        if sizes != {local} or len(_flat(rows)) == case["examples"]:
-            return False
-    return True
-
-
-def _parts_of(answers, seed, sizes):
-    """The batches are right, and each has parts of sizes(rows of the batch, workers)."""
-    parts = [
-        ([len(part) for part in step], sizes(sum(map(len, step)), case["workers"]))
-        for case, rows, _ in _shared_out(answers, seed)
-        for step in zip(*rows)
-    ]
-    return _same_batches(answers, seed) is True and all(own == wanted for own, wanted in parts)
-
-
-def _rounded_up(rows, workers):
-    local = -(-rows // workers)
-    return [min(max(rows - local * worker, 0), local) for worker in range(workers)]
-
-
-def _rest_to_the_last(rows, workers):
-    return [rows // workers] * (workers - 1) + [rows - rows // workers * (workers - 1)]
-
-
-def _global_batch_on_each(answers, seed):
-    """The workers together take `workers` batches of a worker that is alone in each step."""
-    return all(
-        [sorted(chain(*step)) for step in zip_longest(*rows, fillvalue=[])]
-        == [sorted(chain(*alone[i : i + case["workers"]])) for i in range(0, len(alone), case["workers"])]
-        for case, rows, alone in _shared_out(answers, seed)
-    )
-
-
-def _equal_batches(answers, seed):
-    """A worker that is alone has every row once, in batches that differ by a row at most, and not in the asked ones."""
-    alones = [alone for _, _, alone in _shared_out(answers, seed)]
-    sizes = [[*map(len, alone)] for alone in alones]
-    each_once = all(sorted(chain(*alone)) == [*range(sum(map(len, alone)))] for alone in alones)
-    return (
-        each_once and all(max(each) - min(each) <= 1 < len(each) for each in sizes) and not _whole_alone(answers, seed)
-    )
-
-
-def _last_row_lost(answers, seed):
-    """A worker that is alone lacks one row at most, of the last batch."""
-    lost = [case["examples"] - len(set(chain(*alone))) for case, _, alone in _shared_out(answers, seed)]
-    return set(lost) in ({0, 1}, {1})
-
-
-def _epochs_differ(answer, wanted=True):
-    return (answer["alone"][0] != answer["alone"][1]) == wanted and answer["alone"][0] == answer["other_seed"]
-
-
-def _product(answers, seed):
-    """A seed of 0 has one order, and epoch 0 has one for all seeds."""
-    cases = zip(probes.epochs_to_share(seed), answers["cases"], strict=True)
-    return all(_epochs_differ(answer, wanted=case["seed"] != 0) for case, answer in cases)
-
-
-def _whole_alone(answers, seed):
-    """Whether a worker that is alone has every row once, in full batches but for the last."""
-    return all(
-        sorted(chain(*alone)) == [*range(case["examples"])]
-        and [len(step) for step in alone[:-1]] == [case["global_batch"]] * (case["examples"] // case["global_batch"])
-        for case, _, alone in _shared_out(answers, seed)
-    )
-
-
-def _own_orders(answers, seed):
-    right_number = all(len(_flat(rows)) == case["examples"] for case, rows, _ in _shared_out(answers, seed))
-    return right_number and _whole_alone(answers, seed) and _every_row_once(answers, seed) is not True
-
-
-def _with_replacement(answers, seed):
-    flat = [(case["examples"], [*chain(*alone)]) for case, _, alone in _shared_out(answers, seed)]
-    return all(len(rows) == examples > len(set(rows)) for examples, rows in flat if examples > 20)
-
-
-def _batches_shuffled(answers, seed):
-    """Each batch is some rows that follow one another, and the batches have an order of their own."""
-    alones = [alone for _, _, alone in _shared_out(answers, seed)]
-    runs = all(sorted(step) == [*range(min(step), min(step) + len(step))] for alone in alones for step in alone if step)
-    firsts = [[min(step) for step in alone if step] for alone in alones]
-    return runs and any(first != sorted(first) for first in firsts)
-
-
-def _empty_step_left_out(answers, seed):
-    """The batches are right, and a worker without a row in the last one has no step there."""
-    shared = [(rows, alone) for _, rows, alone in _shared_out(answers, seed)]
-    together = [[sorted(chain(*step)) for step in zip_longest(*rows, fillvalue=[])] for rows, _ in shared]
-    right = together == [[sorted(step) for step in alone] for _, alone in shared]
-    return right and any(len(worker) < len(alone) for rows, alone in shared for worker in rows)
-
-
-def _own_shards(answers, seed):
-    """Each worker has the same rows in both epochs, in another order."""
-    pairs = [pair for answer in answers["cases"] for pair in zip(*answer["rows"])]
-    return all(sorted(chain(*one)) == sorted(chain(*other)) for one, other in pairs) and any(
-        one != other for one, other in pairs
-    )
-
-
-_ALONE = [[forms.whole]]
-_ALL = ([_ALONE], [_ALONE])
-_ROWS = {"rows": _ALL, "again": _ALL, "alone": (_ALONE, _ALONE), "other_seed": _ALONE, "later": {str: _ALONE}}
-ROWS_OF = question(
-    name="q3",
-    title="Share every batch out",
-    asks_for=("rows_of",),
-    probe=probes.probe_rows_of,
-    form={"cases": [_ROWS], "many": (forms.whole, forms.whole, forms.whole)},
-    targets=(
-        Target("in every epoch each row is on one worker, once, the short last batch included", _every_row_once),
-        Target("at each step all workers' rows together are the batch of a worker that is alone", _same_batches),
-        Target("at no step two workers' numbers of rows differ by more than 1", _even),
-        Target("each pair of seed and epoch has an order of its own, and the same call gives the same rows", _orders),
-    ),
-    recognise={
-        "no seed": lambda answers, seed: any(answer["rows"] != answer["again"] for answer in answers["cases"]),
-        "short batch dropped": _short_batch_dropped,
-        "leftovers dropped": _even_exactly,
-        "last one takes the rest": lambda answers, seed: _parts_of(answers, seed, _rest_to_the_last),
-        "rounded up": lambda answers, seed: _parts_of(answers, seed, _rounded_up),
-        "local batch for global": _global_batch_on_each,
-        "own orders": _own_orders,
-        "one order": lambda answers, seed: all(answer["alone"][0] == answer["alone"][1] for answer in answers["cases"]),
-        "seed ignored": lambda answers, seed: all(map(_epochs_differ, answers["cases"])),
-        "seed times epoch": _product,
-        "seed times a number": lambda answers, seed: all(
-            answer["other_seed"] in answer["later"].values() for answer in answers["cases"]
-        ),
-        "one row lost": _last_row_lost,
-        "equal batches": _equal_batches,
-        "shuffled within batches": lambda answers, seed: all(
-            _same_company(answer) for answer in answers["cases"] if len([*chain(*answer["other_seed"])]) > 20
-        ),
-        "seed plus epoch": lambda answers, seed: all(
-            answer["alone"][0] != answer["alone"][1] == answer["other_seed"] for answer in answers["cases"]
-        ),
-        "first epoch in order": lambda answers, seed: all(
-            [*chain(*answer["alone"][0])] == sorted(chain(*answer["alone"][0])) for answer in answers["cases"]
-        ),
-        "last batch filled up": lambda answers, seed: all(
-            {len(step) for step in alone} == {case["global_batch"]} and case["examples"] < len([*chain(*alone)])
-            for case, _, alone in _shared_out(answers, seed)
-        ),
-        "own shard for ever": _own_shards,
-        "with replacement": _with_replacement,
-        "batches shuffled": _batches_shuffled,
-        "empty step left out": _empty_step_left_out,
-        "epoch cut first": lambda answers, seed: (
-            _whole_alone(answers, seed)
-            and _every_row_once(answers, seed) is True
-            and _same_batches(answers, seed) is not True
         ),
     },
 )
@@ -573,6 +320,14 @@ def _counted_since_the_restart(answers, seed):
     return _all_but(3, answers, seed) and counts == {recovery.LAST_STEP - saved}
 
 
+def _count_lost(answers, seed):
+    """The program's own count is right, and each optimizer's has the updates since its last restart."""
+    *_, (_, _, saved) = recovery.kills(seed)
+    counts = {max(own, default=0) for own in answers["counts"]}
+    updates = {worker["updates"] for worker in answers["workers"]}
+    return _all_but(3, answers, seed) and (updates, counts) == ({recovery.LAST_STEP}, {recovery.LAST_STEP - saved})
+
+
 _REPORT = (forms.words("worker 0", "worker 1"), forms.size, forms.whole, forms.number)
 RECOVERY = question(
     name="q4",
@@ -622,6 +377,10 @@ RECOVERY = question(
         "cut before the report": recovery.cut_before_the_report,
         "cut once": recovery.cut_once,
         "counted since the restart": _counted_since_the_restart,
+        "count lost": _count_lost,
+        "computed again in silence": recovery.computed_again_in_silence,
+        "last attempt's save alone": recovery.last_attempts_save_alone,
+        "nobody killed": lambda answers, seed: answers["restarts"] == 0 and _all_but(1, answers, seed),
         "other weights": lambda answers, seed: _identical(answers, seed) is True and _all_but(2, answers, seed),
         "step of the epoch": recovery.numbered_otherwise,
         "skipped in every epoch": recovery.skips_in_every_epoch,

@@ -5,7 +5,7 @@ Needs NumPy, and TensorFlow to know the order of rows.
 
 import functools
 import math
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -172,3 +172,21 @@ def nothing_left(answers, seed):
     updates = {worker["updates"] for worker in answers["workers"]}
     in_the_second = answers["restarts"] == 1 and not reported(answers, 1) and updates == {saved_step(seed)}
     return in_the_second or answers["restarts"] == 0 and updates == {probes.STEPS_PER_EPOCH}
+
+
+def computed_again_in_silence(answers, seed):
+    """Each attempt reports from the right step on, and before its first report it made the updates of all steps."""
+    if any(first != saved + 1 for _, saved, first in first_steps(answers, seed)):
+        return False
+    made = zip(answers["reports"], answers["updates_made"], strict=True)
+    later = [(step, updates) for (_, attempt, step, _), updates in made if attempt]
+    return bool(later) and all(step == updates for step, updates in later)
+
+
+def last_attempts_save_alone(answers, seed):
+    """An attempt goes on after the save of the one before it, and with step 1 where that one saved nothing."""
+    before, found = 0, []
+    for _, saved, first in first_steps(answers, seed):
+        found.append(first == (saved + 1 if saved > before else 1))
+        before = saved
+    return all(found) and any(one == other for (*_, one), (*_, other) in pairwise(kills(seed)))
