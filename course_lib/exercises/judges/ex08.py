@@ -1,4 +1,4 @@
-"""Exercise 08: a group's gradient, three loops, a step in little memory, a plan; q5 is in ex08_replicas.
+"""Exercise 08: a group's gradient, three loops, a plan; q3 is in ex08_big_step, q5 in ex08_replicas.
 
 Needs NumPy; mistakes that a check runs need TensorFlow.
 """
@@ -10,17 +10,16 @@ import math
 import numpy as np
 
 from course_lib.exercises.judges import forms, question_maker
+from course_lib.exercises.judges.ex08_big_step import BIG_STEP
 from course_lib.exercises.judges.ex08_replicas import FLOAT32, REPLICAS
 from course_lib.exercises.judges.numbers import ROUGH, off
 from course_lib.exercises.probes import ex08 as probes
-from course_lib.exercises.probes import ex08_memory as memory_probe
 from course_lib.exercises.probes.cases import REFUSED
 from course_lib.exercises.question import Target
 
 question = question_maker.of("08_gradient_accumulation")
-CONVOLUTION = 1e-4  # relative: sums over all pixels of a thousand images, in another order
 OTHER_K = range(2, 9)  # what people write for k
-MEMORY_SLACK = 1.15  # of q3's limit
+UNITS = ("1000", "2**10", "2**20", "10**9", "2**30")  # of bytes, beside 10**6
 
 
 def _groups(micro_batches, k):
@@ -112,8 +111,16 @@ def _only_changed(answers, seed):
     return _as_one_batch(answers, seed) is True and _left_as_given(answers, seed) is not True
 
 
-def _all_gradients(answers):
-    return [gradient for answer in answers["streams"] for gradient in answer["gradients"]]
+def _read_twice(answers, seed):
+    """No iterator gives a gradient; the list, which can be read again, may."""
+    found = [answer["gradients"] for answer in answers["streams"]]
+    del found[probes.GIVEN_AS_LIST]
+    return not any(np.size(one) for gradients in found for one in gradients if np.ndim(one))
+
+
+def _kept_for_the_next_call(answers, seed):
+    one, other = (answers["streams"][place]["gradients"] for place in probes.ASKED_TWICE)
+    return len(one) != len(other) or not all(map(np.array_equal, one, other))
 
 
 def _groups_are(number):
@@ -153,7 +160,9 @@ GROUPS = question(
         "last one alone": _each_is(lambda gradients, rows, k: gradients[-1]),
         "halved each time": _each_is(_halved),
         "empty group": lambda answers, seed: "ZeroDivisionError" in answers["stopped"]["error"],
-        "read twice": lambda answers, seed: not any(np.size(one) for one in _all_gradients(answers) if np.ndim(one)),
+        "read twice": _read_twice,
+        "kept for the next call": _kept_for_the_next_call,
+        "iterators alone": lambda answers, seed: "'list' object is not an iterator" in answers["stopped"]["error"],
         "one group too many": _groups_are(lambda count, k: count // k + 1),  # where the last one is full
         "k groups": _groups_are(min),
         "another k": lambda answers, seed: any(_groups_of(size)(answers, seed) for size in OTHER_K),
@@ -195,7 +204,7 @@ class _Linear:
 
 
 def _weights_after(
-    run, divisor=lambda count, k: count, due=_last_or_full, masked=False, kept=(), added=True, faster=False
+    run, divisor=lambda count, k: count, due=_last_or_full, masked=False, kept=(), added=True, faster=False, more=False
 ):
     """The weights after one of q2's runs, kernel and bias as a vector.
 
@@ -205,6 +214,7 @@ def _weights_after(
     kept     what does not start again with a group: "sums", and "count", by which they are divided
     added    a group's gradients are added up; else its last one is alone
     faster   the learning rate is multiplied by k
+    more     the optimizer gets zeros at the end, where the last group is full
     """
     optimizer, first, micro_batches, k = run
     model = _Linear(np.concatenate([first[0][:, 0], first[1]]), optimizer, probes.RATE * (k if faster else 1))
@@ -219,6 +229,8 @@ def _weights_after(
             summed = summed if "count" in kept else 0
         elif masked:
             model.apply(0.0 * total)
+    if more and len(micro_batches) % k == 0:
+        model.apply(0.0 * total)
     return model.weights
 
 
@@ -274,6 +286,14 @@ def _right_with_plain_sgd_alone(steps):
     return lambda answers, seed: any(all(map(fits, probes.epochs(seed), answers[loop])) for loop in probes.LOOPS)
 
 
+def _bias_as_it_was(run, ran):
+    return ran["weights"][-1] == run[1][1][0] and ran["steps"] > 0
+
+
+def _never_changes_the_bias(answers, seed):
+    return any(all(map(_bias_as_it_was, probes.epochs(seed), answers[loop])) for loop in probes.LOOPS)
+
+
 def _only_updates_wrong(answers, seed):
     return all(_is_big_batch(loop)(answers, seed) is True for loop in probes.LOOPS)
 
@@ -311,164 +331,15 @@ LOOPS = question(
         "last but one": _ran_as(
             *probes.LOOPS, due=lambda number, count, k, last: number % k == 0 or number == last - 1
         ),
+        "rest in the group before": _ran_as(
+            *probes.LOOPS, due=lambda number, count, k, last: number == last or (count >= k and last - number >= k)
+        ),
+        "update from nothing": _ran_as(*probes.LOOPS, more=True),
+        "bias left out": _never_changes_the_bias,
         "weights put back": _right_with_plain_sgd_alone(lambda micro_batches: micro_batches),
         "rate times k": _ran_as(*probes.LOOPS, divisor=lambda count, k: count * k, faster=True),
         "by hand": _right_with_plain_sgd_alone(lambda micro_batches: 0),
         "updates miscounted": _only_updates_wrong,
-    },
-)
-
-
-# q3: a step in the memory of one micro-batch
-
-
-def _little_memory(answers, seed):
-    held = answers["bytes"]
-    yours, one, gradients = (f"{held[name] / 2**20:.1f} MiB" for name in ("yours", "one", "gradients"))
-    if answers["small_rows"] > memory_probe.SMALL["micro_batch"]:
-        return "of {rows} rows, with micro_batch={micro_batch}, you send {sent} through the model at once".format(
-            **memory_probe.SMALL, sent=answers["small_rows"]
-        )
-    if answers["turns"] > 1:
-        return f"in your graph, {answers['turns']} turns of the loop may run at once"
-    in_graph = any(in_graph for _, in_graph in _forwards(answers))
-    plain = "a plain loop over two micro-batches in a graph" if in_graph else "a plain step on one micro-batch"
-    said = f"yours needs {yours}; {plain} needs {one}, and a copy of the gradients {gradients}"
-    return held["yours"] <= MEMORY_SLACK * (held["one"] + held["gradients"]) or said
-
-
-def _changed_as_the_big_batch(answers, seed):
-    error = answers["off"]["right"]
-    return error <= CONVOLUTION or f"off by {100 * error:,.3g}%"
-
-
-def _one_update(answers, seed):
-    return answers["updates"] == 1 or f"it counts {answers['updates']}"
-
-
-def _mean_loss_of_all(answers, seed):
-    sizes = memory_probe.step_sizes(seed)
-    error = abs(answers["loss"] / np.average(answers["losses"], weights=_part_rows(**sizes)) - 1)
-    return bool(error <= CONVOLUTION) or f"off by {100 * error:,.3g}%"
-
-
-def _part_rows(micro_batch, rows, seed):
-    return [min(micro_batch, rows - at) for at in range(0, rows, micro_batch)]
-
-
-def _forwards(answers):
-    return [(rows, in_graph) for name, rows, in_graph in answers["passes"] if name == "forward"]
-
-
-def _number_for_size(answers, seed):
-    rows, parts = memory_probe.SMALL["rows"], memory_probe.SMALL["micro_batch"]
-    return answers["small_rows"] in (rows // parts, -(-rows // parts))
-
-
-def _parts_rounded_down(answers, seed):
-    """Rows // micro_batch parts, as equal as can be."""
-
-    def most(rows, micro_batch, **other):
-        return -(-rows // (rows // micro_batch))
-
-    at_once = max(rows for rows, _ in _forwards(answers))
-    return (answers["small_rows"], at_once) == (most(**memory_probe.SMALL), most(**memory_probe.step_sizes(seed)))
-
-
-def _last_one_filled_up(answers, seed):
-    parts, forwards = _part_rows(**memory_probe.step_sizes(seed)), [rows for rows, _ in _forwards(answers)]
-    return forwards == parts[:1] * len(parts)
-
-
-def _no_gradient_of_the_loss(answers, seed):
-    return answers["updates"] == 1 and "backward" not in [name for name, _, _ in answers["passes"]]
-
-
-def _loss_is(judge):
-    """Recognise a returned loss by the micro-batches' losses and rows."""
-
-    def recognise(answers, seed):
-        wrong = judge(np.array(answers["losses"]), np.array(_part_rows(**memory_probe.step_sizes(seed))))
-        return _mean_loss_of_all(answers, seed) is not True and abs(answers["loss"] / wrong - 1) <= CONVOLUTION
-
-    return recognise
-
-
-def _whole_batch_at_once(answers, seed):
-    return max(rows for rows, _ in _forwards(answers)) > memory_probe.step_sizes(seed)["micro_batch"]
-
-
-def _forwards_first(answers, seed):
-    names = [name for name, _, in_graph in answers["passes"] if not in_graph]
-    return names[:2] == ["forward", "forward"]
-
-
-def _graph_too_large(answers, seed):
-    if answers["turns"] == 1:  # then micro-batches wait for each other
-        return False
-    return any(in_graph for _, in_graph in _forwards(answers)) and _little_memory(answers, seed) is not True
-
-
-def _right_and_too_large(answers, seed):
-    return _changed_as("right")(answers, seed) and _little_memory(answers, seed) is not True
-
-
-def _changed_as(candidate):
-    return lambda answers, seed: answers["updates"] == 1 and answers["off"][candidate] <= CONVOLUTION
-
-
-BIG_STEP = question(
-    name="q3",
-    title="A big batch under a memory limit",
-    asks_for=("big_step",),
-    probe=memory_probe.probe_big_step,
-    form={
-        "loss": forms.number,
-        "losses": [forms.number],
-        "passes": [(forms.text, forms.whole, forms.flag)],
-        "updates": forms.whole,
-        "small_rows": forms.size,
-        "later_loss": forms.any_number,
-        "repeated_off": forms.any_number,
-        "turns": forms.size,
-        "bytes": dict.fromkeys(("gradients", "one", "yours"), forms.count),
-        "off": {str: forms.distance},
-    },
-    takes_long=True,
-    targets=(
-        Target("at its peak, at most 1.15 times one micro-batch and a copy of the gradients", _little_memory),
-        Target("the weights change as by one step on the whole batch, to 0.01%", _changed_as_the_big_batch),
-        Target("the optimizer counts one update", _one_update),
-        Target("the loss returned is the mean over all rows, to 0.01%", _mean_loss_of_all),
-    ),
-    recognise={
-        "number for size": _number_for_size,
-        "parts rounded down": _parts_rounded_down,
-        "own loss": _no_gradient_of_the_loss,
-        "whole batch": _whole_batch_at_once,
-        "last one filled up": _last_one_filled_up,
-        "forward first": _forwards_first,
-        "one graph": _graph_too_large,
-        "an update each": lambda answers, seed: answers["updates"] == len(_part_rows(**memory_probe.step_sizes(seed))),
-        "too much kept": _right_and_too_large,
-        "mean of means": _changed_as("mean of means"),
-        "last one dropped": _changed_as("last dropped"),
-        "last one alone": _changed_as("last alone"),
-        "sum of means": _changed_as("sum of means"),
-        "sum over rows": _changed_as("sum over rows"),
-        "first one alone": _changed_as("first alone"),
-        "last one full": _changed_as("all full"),
-        "by hand": lambda answers, seed: answers["updates"] == 0 and answers["off"]["right"] <= CONVOLUTION,
-        "few digits": lambda answers, seed: CONVOLUTION < answers["off"]["right"] <= ROUGH,
-        "one by one": _changed_as("one by one"),
-        "kept for the next step": lambda answers, seed: answers["repeated_off"] > CONVOLUTION,
-        "loss of the new weights": lambda answers, seed: (
-            _mean_loss_of_all(answers, seed) is not True
-            and abs(answers["loss"] / answers["later_loss"] - 1) <= CONVOLUTION
-        ),
-        "last loss": _loss_is(lambda losses, rows: losses[-1]),
-        "mean of losses": _loss_is(lambda losses, rows: losses.mean()),
-        "sum of losses": _loss_is(lambda losses, rows: losses.sum()),
     },
 )
 
@@ -564,7 +435,11 @@ def _sizes_as(name, *fields):
 
     def recognise(answers, seed):
         (edit,) = (mistake.edit for mistake in PLAN.mistakes if mistake.name == name)
-        return sizes(answers["plans"]) == sizes(probes.probe_plan(PLAN.answer.names(edit), seed)["plans"])
+        edits = [edit]
+        if name == "whole units":
+            edits += [{text: new.replace("10**6", unit) for text, new in edit.items()} for unit in UNITS]
+        found = (probes.probe_plan(PLAN.answer.names(one), seed)["plans"] for one in edits)
+        return any(sizes(answers["plans"]) == sizes(plans) for plans in found)
 
     return recognise
 
@@ -620,7 +495,7 @@ _SIZES = ("micro_batch", "micro_batches")
 _WRONG_SIZES = ("sums forgotten", "sums always", "replicas forgotten", "not quite full", "smallest", "powers of two")
 _WRONG_SIZES += ("never refuses", "uneven ignored", "state forgotten", "never in one", "swapped", "of all replicas")
 _WRONG_SIZES += ("whole not quite full", "halves alone", "halves of even numbers", "never one", "whole in one replica")
-_WRONG_SIZES += ("divides the global batch", "state divided", "a copy each")
+_WRONG_SIZES += ("divides the global batch", "state divided", "a copy each", "halves, then one", "whole units")
 _PLAN = dict.fromkeys((*_SIZES, "updates", "warmup_updates"), forms.number)
 PLAN = question(
     name="q4",
@@ -653,6 +528,7 @@ PLAN = question(
             lambda examples, case, plan: math.floor(_share(examples, case)),
             lambda examples, case, plan: round(_share(examples, case)),
         ),
+        "nothing found": lambda answers, seed: answers["stopped"]["error"].startswith("StopIteration"),
         "assertion": lambda answers, seed: answers["stopped"]["error"].startswith("AssertionError"),
         "one for no rest": _counts_as(lambda examples, case, plan: _rounded_down(examples, case, plan) + 1),
         "one epoch": _counts_as(lambda examples, case, plan: _updates_in(min(examples, case["examples"]), case)),

@@ -179,6 +179,11 @@ def _crosses_again(answers, seed):
     return right_and_silent and _numbers_per_group(answers, seed) > 1 + sum(probes.VARIABLES)
 
 
+def _without_the_rows(answers, seed):
+    wrong = _one_device(answers, seed) is not True
+    return wrong and _numbers_per_group(answers, seed) == sum(probes.VARIABLES) and not answers["summed"]["add"]
+
+
 def _one_tensor_more(answers, seed):
     return set(answers["returned"]) == {len(probes.VARIABLES) + 1} and max(_errors(answers, seed)) <= FLOAT32
 
@@ -239,6 +244,7 @@ REPLICAS = question(
         "another all-reduce": _goes_past,
         "few digits": lambda answers, seed: FLOAT32 < max(_errors(answers, seed)) <= ROUGH,
         "rows in the norm": _weights_are(clip=lambda mean, norm: mean * min(1, norm / math.hypot(*mean, 1))),
+        "rows never summed": _without_the_rows,
         "norm squared": _weights_are(clip=lambda mean, norm: mean * min(1, norm / np.linalg.norm(mean) ** 2)),
     },
 )

@@ -21,26 +21,41 @@ LARGE_RATE = 0.5  # of q5, and of q3 in ex08_memory.py, so that a change is not 
 
 # q1: a group's gradient
 
+WITH_A_REST = [(2, 1), (5, 2), (8, 3)]
+TINY_STREAMS = (  # (gradient, rows) of each micro-batch, k
+    ([(2, 1), (5, 2)], 2),
+    ([(6, 3), (1, 2)], 1),
+    (WITH_A_REST, 2),
+    (WITH_A_REST, 2),
+    ([(2, 3), (-3, 2), (5, 5), (0, 2), (4, 6)], 3),  # what is added up is zero after two, and after four
+    ([(1, 2), (4, 1), (7, 1)], 2),
+)
+ASKED_TWICE, GIVEN_AS_LIST = (2, 3), 5  # places among the streams
+
 
 def streams(seed: int) -> list[tuple[list[tuple[np.ndarray, int]], int]]:
-    """q1's cases, (micro-batches, k), with micro-batches (gradient (n,) float64, rows): three tiny ones, then drawn
-    ones with a rest, with none, and with a rest alone."""
+    """q1's cases, (micro-batches, k), with micro-batches (gradient (n,) float64, rows): the tiny ones, then drawn ones
+    with a rest, with none, and with a rest alone.
+
+    The drawn ones have gradients of one size, so that what somebody keeps of one fits the next, and shows there.
+    """
     rng = np.random.default_rng(seed)
     cases = [
         ([(np.array([float(gradient)]), rows) for gradient, rows in micro_batches], k)
-        for micro_batches, k in (([(2, 1), (5, 2)], 2), ([(6, 3), (1, 2)], 1), ([(2, 1), (5, 2), (8, 3)], 2))
+        for micro_batches, k in TINY_STREAMS
     ]
-    for count, k, size in ((8, 3, 4), (8, 4, 2), (3, 5, 7)):
+    for count, k in ((8, 3), (8, 4), (3, 5)):
         rows = rng.permutation(np.arange(2, 2 + count))
-        cases.append(([(rng.normal(size=size), int(number)) for number in rows], k))
+        cases.append(([(rng.normal(size=4), int(number)) for number in rows], k))
     return cases
 
 
 def probe_group_gradients(names, seed):
     """The learner's gradients for each stream, and whether the stream's arrays are as they were."""
     answers = []
-    for (micro_batches, k), (given, _) in zip(streams(seed), streams(seed)):
-        gradients = [np.asarray(gradient) for gradient in names["group_gradients"](iter(given), k)]
+    for place, ((micro_batches, k), (given, _)) in enumerate(zip(streams(seed), streams(seed))):
+        handed = list(given) if place == GIVEN_AS_LIST else iter(given)
+        gradients = [np.asarray(gradient) for gradient in names["group_gradients"](handed, k)]
         unchanged = all(np.array_equal(one, other) for (one, _), (other, _) in zip(micro_batches, given))
         answers.append({"gradients": gradients, "unchanged": unchanged})
     return {"streams": answers}
@@ -53,13 +68,14 @@ def epochs(seed: int) -> list[tuple[str, list[np.ndarray], list[tuple[np.ndarray
     """q2's runs: (optimizer, [kernel (n, 1), bias (1,)], micro-batches (x (rows, n), y (rows, 1)) of equal rows, k).
 
     First small ones by plain SGD, of a full group, of two and a rest, and of a rest alone; then a larger one, whose
-    last group is not full, by every optimizer.
+    last group is not full, by every optimizer; then two full groups by those with a state.
     """
     rng = np.random.default_rng(seed)
     runs = [("plain SGD", *_epoch(rng, 1, 1, count, k)) for count, k in ((2, 2), (5, 2), (1, 3))]
     rows, k = int(rng.integers(5, 9)), int(rng.integers(3, 5))
     large = _epoch(rng, rows, 3, 2 * k + int(rng.integers(1, k)), k)
-    return runs + [(optimizer, *large) for optimizer in OPTIMIZERS]
+    full = _epoch(rng, rows, 3, 2 * k, k)
+    return runs + [(optimizer, *large) for optimizer in OPTIMIZERS] + [(one, *full) for one in OPTIMIZERS[1:]]
 
 
 def _epoch(rng, rows, width, count, k):

@@ -10,6 +10,7 @@ from course_lib.cluster.worker_program import WorkerProgram
 from course_lib.errors import CourseError
 from course_lib.exercises.probes import workers
 from course_lib.exercises.probes.ex08 import LARGE_RATE, MOMENTUM
+from course_lib.exercises.probes.ex08_outside import Outside
 
 SMALL = {"rows": 9, "micro_batch": 2}  # of a first call: what only a first step needs is not measured
 MICRO_BATCHES, PIXELS, WIDTH = 12, 32, 1536  # a copy of the gradients is a twentieth of what a micro-batch needs
@@ -46,15 +47,16 @@ def measure_step(big_step, micro_batch, rows, seed):
              two) and of "yours"; "off": how far the weights' change is from that of the right gradient, and of wrong
              ones; "updates"; the "loss" returned, "losses", those of the micro-batches, and "later_loss", of all rows
              with the weights that the step left; "repeated_off": how far the change of a second such step is from
-             that of the first; "passes": [name, rows, inside a graph]; "small_rows": the most rows at once in a call
-             with SMALL, 0 if a graph doesn't know them; "turns": as many turns of its loop may a graph compute at
-             once, 0 without a loop in a graph
+             that of the first; "passes" through the loss: [name, rows or 0 if a graph doesn't know them, inside a
+             graph, the forward pass's number]; "most_rows" that the model got at once, and "small_rows", those in
+             calls of 6 rows and of SMALL's; "turns": as many turns of its loop may a graph compute at once, 0 without
+             a loop in a graph; "in_one_graph": the most calls of the loss in one graph
     """
     bench = _Bench(micro_batch, rows, seed)
     bench.plain_step(bench.x[:2], bench.y[:2])  # what only a first step needs
     one = bench.plain_peak_bytes(in_graph=False)
     yours = bench.measure(big_step)
-    if any(in_graph for _, _, in_graph in yours["passes"]):  # a graph keeps other arrays for its backward pass
+    if any(in_graph for _, _, in_graph, _ in yours["passes"]):  # a graph keeps other arrays for its backward pass
         one = max(one, bench.plain_peak_bytes(in_graph=True))
     losses, gradients = bench.by_micro_batch()
     change, wanted = yours.pop("change"), _candidates(gradients, [len(part) for _, part in bench.parts])
@@ -103,6 +105,7 @@ class _Bench:
             (self.x[at : at + micro_batch], self.y[at : at + micro_batch]) for at in range(0, rows, micro_batch)
         ]
         self.model = models.cnn((PIXELS, PIXELS, 1), 10, filters=(8, 8, 8), width=WIDTH)
+        self.rows = _Rows(self.model.get_layer("conv1"))
         self.first = self.model.get_weights()
         self.optimizer = self.new_optimizer()
 
@@ -160,9 +163,7 @@ class _Bench:
         """The learner's step on the whole batch: its peak, its loss, its passes, its updates, the weights' change."""
         import tensorflow as tf
 
-        from course_lib import measure
-
-        passes, graphs, returned, peaks, changes = [], [], [], [], []
+        passes, seen, graphs, returned, peaks, changes = [], [], [], [], [], []
 
         def loss(y, predictions):
             if not tf.executing_eagerly():
@@ -173,6 +174,7 @@ class _Bench:
             returned.append(float(big_step(self.model, optimizer, loss, self.x, self.y, self.micro_batch)))
 
         exact = 3 * SMALL["micro_batch"]
+        self.rows.start()
         self.model.set_weights(self.first)
         loss_of_exact = big_step(
             self.model, self.new_optimizer(), self.loss, self.x[:exact], self.y[:exact], exact // 3
@@ -187,21 +189,27 @@ class _Bench:
         x, y = self.x[: SMALL["rows"]], self.y[: SMALL["rows"]]
         if big_step(self.model, self.new_optimizer(), loss, x, y, SMALL["micro_batch"]) is None:
             raise CourseError("big_step returned nothing: return the mean loss over all rows.")
-        small_rows = max((rows for _, rows, _ in passes), default=0)
-        for _ in range(2):  # in a graph, what frees memory may by chance run a little late
-            self.model.set_weights(self.first)
-            optimizer = self.new_optimizer()
-            passes.clear()
-            returned.clear()
-            peaks.append(measure.peak_memory_bytes(step))
-            changes.append(self.change())
+        small_rows = self.rows.most()
+        self.rows.start()
+        with Outside() as outside:
+            for _ in range(2):  # in a graph, what frees memory may by chance run a little late
+                self.model.set_weights(self.first)
+                optimizer = self.new_optimizer()
+                passes.clear()
+                returned.clear()
+                peaks.append(outside.peak_bytes(step))
+                changes.append(self.change())
+                seen = [*passes] or seen  # a graph that is kept is traced once
+        most_rows = self.rows.most()
         later_losses = [float(self.loss(y, self.model(x))) for x, y in self.parts]
         return {
             "peak_bytes": min(peaks),
             "loss": returned[0],
-            "passes": passes,
+            "passes": seen,
+            "most_rows": most_rows,
             "small_rows": small_rows,
             "turns": max(map(_turns_at_once, graphs), default=0),
+            "in_one_graph": max(map(graphs.count, graphs), default=0),
             "updates": int(optimizer.iterations.numpy()),
             "change": changes[1],
             "repeated_off": float(np.linalg.norm(changes[1] - changes[0]) / np.linalg.norm(changes[0])),
@@ -240,12 +248,39 @@ def _turns_at_once(graph) -> int:
     return turns
 
 
+class _Rows:
+    """Counts the most rows that a layer gets at once, eagerly and in graphs."""
+
+    def __init__(self, layer):
+        import tensorflow as tf
+
+        self._known, self._in_graph, call = 0, tf.Variable(0, trainable=False), layer.call
+
+        def counted(inputs):
+            if inputs.shape[0] is None:  # known when the graph runs; XLA compiles this, too
+                self._in_graph.assign(tf.maximum(self._in_graph, tf.shape(inputs)[0]))
+            else:
+                self._known = max(self._known, inputs.shape[0])
+            return call(inputs)
+
+        layer.call = counted
+
+    def start(self) -> None:
+        self._known = 0
+        self._in_graph.assign(0)
+
+    def most(self) -> int:
+        return max(self._known, int(self._in_graph.numpy()))
+
+
 def _watched(predictions, passes):
     """The predictions as they are; each pass through them is noted."""
     import tensorflow as tf
 
+    number = sum(name == "forward" for name, *_ in passes)
+
     def note(name):
-        passes.append([name, predictions.shape[0] or 0, not tf.executing_eagerly()])
+        passes.append([name, predictions.shape[0] or 0, not tf.executing_eagerly(), number])
 
     @tf.custom_gradient
     def identity(predictions):
