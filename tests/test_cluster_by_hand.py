@@ -731,6 +731,15 @@ def test_which_jobs_fork(monkeypatch):
     assert start_supervisor.settings({"TF_CONFIG": "1", "TMPDIR": "2", "A": "b"}) == {"A": "b"}
 
 
+def test_progress_is_what_each_task_has_noted_in_its_own_file(monkeypatch):
+    monkeypatch.setattr(hang_watch.recorder, "notes", lambda path: path)
+    tasks = {name: SimpleNamespace(attempt=1, code=None, returned=False) for name in ("worker 0", "ps 0")}
+    paths = [hang_watch.recorder.path_of(Path("/folder"), name) for name in tasks]
+    assert len({*paths}) == 2
+    found = hang_watch._progress(tasks, Path("/folder"))
+    assert found == [("worker 0", 1, None, False, paths[0]), ("ps 0", 1, None, False, paths[1])]
+
+
 def test_processor_time_is_user_and_system_of_each_task_that_runs(monkeypatch):
     def process(pid):
         if pid == 2:
