@@ -15,6 +15,7 @@ from course_lib.exercises.question import Target
 
 question = question_maker.of("02_data_parallelism")
 FLOAT32 = 1e-5  # relative: a dozen products and sums in float32
+MOST = 0.6  # of x_train's rows, of which a random choice with replacement takes up 0.86 in two epochs
 
 
 def _on_each_ring(problem):
@@ -131,7 +132,9 @@ REDUCE_SCATTER = question(
 )
 
 
-def _linear_run(answers, seed, gradient=lambda rows, all_rows, replicas: 1 / all_rows, loss=None):
+def _linear_run(
+    answers, seed, gradient=lambda rows, all_rows, replicas: 1 / all_rows, loss=None, momentum=probes.MOMENTUM
+):
     """The linear model's weights and losses after each of the probe's steps, in NumPy.
 
     gradient, loss  what a replica multiplies its sum of squared errors by before it differentiates, and before it
@@ -139,14 +142,15 @@ def _linear_run(answers, seed, gradient=lambda rows, all_rows, replicas: 1 / all
     """
     replicas = len(answers["weights"][0])
     weights, rate, steps = probes.linear_problem(seed, replicas)
-    weights, after, losses = weights.astype("float64"), [], []
+    weights, velocity, after, losses = weights.astype("float64"), 0, [], []
     for shards in steps:
         all_rows, slope, lost = sum(len(x) for x, _ in shards), 0, 0
         for x, y in shards:
             error = x @ weights - y
             slope = slope + gradient(len(x), all_rows, replicas) * 2 * x.T @ error
             lost += (loss or gradient)(len(x), all_rows, replicas) * (error**2).sum()
-        weights = weights - rate * slope
+        velocity = momentum * velocity - rate * slope
+        weights = weights + velocity
         after.append(weights)
         losses.append(lost)
     return after, losses
@@ -190,11 +194,11 @@ def _loss_exact(answers, seed):
     )
 
 
-def _step_of(gradient, loss=None):
+def _step_of(gradient, loss=None, momentum=probes.MOMENTUM):
     """Recognise weights after steps in which a replica multiplies as in _linear_run; and losses where given."""
 
     def recognise(answers, seed):
-        weights, losses = _linear_run(answers, seed, gradient, loss)
+        weights, losses = _linear_run(answers, seed, gradient, loss, momentum)
         fits = max(_weights_off(answers, weights)) <= 10 * FLOAT32
         return fits and (loss is None or np.allclose(answers["losses"], losses, rtol=10 * FLOAT32, atol=0))
 
@@ -222,13 +226,19 @@ def _fixed_rows(answers, seed):
     return _step_of(*[lambda rows, all_rows, replicas: 1 / divisor] * 2)(answers, seed)
 
 
-def _other_length(answers, seed):
-    """The right losses, and steps that are longer or shorter by one factor, whatever it is."""
+def _other_length(answers, seed, momentum=probes.MOMENTUM):
+    """Steps that are longer or shorter by one factor, whatever it is, and the losses before them."""
     start, _, _ = probes.linear_problem(seed, len(answers["weights"][0]))
     (first, _), _ = _linear_run(answers, seed)
     moved, right = np.asarray(answers["weights"][0][0]) - start, first - start
     times = float((moved * right).sum() / (right**2).sum())
-    return _step_of(lambda rows, all_rows, replicas: times / all_rows, _mean)(answers, seed)
+    fits = _step_of(lambda rows, all_rows, replicas: times / all_rows, momentum=momentum)(answers, seed)
+    return fits and _loss_exact(answers, seed) is True
+
+
+def _by_hand(answers, seed):
+    """Steps that are the gradient times a number, with nothing of the step before, and the losses before them."""
+    return _other_length(answers, seed, momentum=0)
 
 
 def _after_the_update(answers, seed):
@@ -281,6 +291,7 @@ REPLICA_STEP = question(
         "loss after the update": _after_the_update,
         "numbers counted": _step_of(*[lambda rows, all_rows, replicas: 1 / (probes.FEATURES * all_rows)] * 2),
         "a fixed number of rows": _fixed_rows,
+        "steps by hand": _by_hand,
         "another length": _other_length,
     },
 )
@@ -455,9 +466,59 @@ def _on_all_replicas(answers, seed):
 
 
 def _logits(answers, seed):
-    return (
-        not answers["probabilities"] or "yours add up to 1 in every row and none is negative: these are probabilities"
-    )
+    shape, classes = answers["output_shape"], answers["classes"]
+    if len(shape) != 1 or shape[0] < classes:
+        return f"yours have the shape ({', '.join(map(str, shape))}) for each example, and there are {classes} classes"
+    if answers["probabilities"]:
+        return "yours add up to 1 in every row and none is negative: these are probabilities"
+    ends = f"from {answers['least_output']:.3g} to {answers['largest_output']:.3g}"
+    return not _squashed(answers, seed) or f"yours go {ends}, for your test examples and for large inputs"
+
+
+def _squashed(answers, seed):
+    """All outputs lie from 0 to 1; or from -1 to 1, and large inputs drive many to the ends, as in a tanh."""
+    least, largest = answers["least_output"], answers["largest_output"]
+    at_ends = answers["outputs_at_1"] > 0.1
+    return largest <= 1 + FLOAT32 and least >= -FLOAT32 or -1 - FLOAT32 <= least and largest <= 1 + FLOAT32 and at_ends
+
+
+def _share_of_rows(answers):
+    return math.ceil(probes.GLOBAL_BATCH / answers["wanted_replicas"])
+
+
+def _rows_divided(answers, seed):
+    """Each replica gets its share of every step's 128 rows, in one call or several, and rows that are its own."""
+    seen, share, replicas = answers["trained_on"], _share_of_rows(answers), answers["wanted_replicas"]
+    if not sum(seen["calls"]):
+        return "no call of your model was seen in a training step, under a gradient tape on a replica"
+    if seen["most_rows"] > share:
+        return f"a replica's model was called with {seen['most_rows']:,} rows, and its share of 128 is {share}"
+    if seen["same_rows"]:
+        return "in most steps the replicas got the same rows"
+    wanted = _fewest_rows(answers)
+    if sum(seen["rows"]) < wanted:
+        return f"in all steps the replicas got {sum(seen['rows']):,} rows, and these are {wanted:,} or more"
+    full = answers["train_examples"] // probes.GLOBAL_BATCH * len(answers["losses"])
+    least = full * (probes.GLOBAL_BATCH // replicas)
+    return min(seen["rows"]) >= least or f"in {full} full steps a replica got {min(seen['rows']):,} rows"
+
+
+def _fewest_rows(answers):
+    """Rows of all epochs, the last of each perhaps in an uneven step, or left out."""
+    full = answers["train_examples"] // probes.GLOBAL_BATCH
+    steps = answers["steps_per_epoch"]
+    each = probes.GLOBAL_BATCH * steps if steps <= full else min(answers["train_examples"], probes.GLOBAL_BATCH * steps)
+    return math.floor(each * len(answers["losses"]))
+
+
+def _most_rows_seen(answers, seed):
+    """Of rows that differ; of x_train's own where nearly all that came are."""
+    different, full = answers["trained_on"]["different"], answers["train_examples"] // probes.GLOBAL_BATCH
+    unchanged = different["both"] >= 0.9 * different["seen"]
+    came = different["both" if unchanged else "seen"]
+    room = min(different["x_train"], full * probes.GLOBAL_BATCH or different["x_train"])
+    rows = "of its rows came" if unchanged else "different rows came, altered"
+    return came >= MOST * room or f"{came:,} {rows} to the replicas, and x_train has {different['x_train']:,}"
 
 
 def _full_global_batches(answers, seed):
@@ -469,6 +530,8 @@ def _full_global_batches(answers, seed):
 
 def _loss_falls(answers, seed):
     losses = answers["losses"]
+    if answers["validation_losses"]:
+        return "yours are those of your validation data, and not of the training"
     falls = len(losses) > 1 and np.isfinite(losses).all() and losses[-1] < 0.8 * losses[0]
     return falls or f"your losses are {', '.join(f'{loss:.3g}' for loss in losses)}"
 
@@ -492,6 +555,11 @@ def _steps_for_batch(answers, batch):
     return answers["steps_per_epoch"] > 0 and answers["steps_per_epoch"] in (math.floor(full), math.ceil(full))
 
 
+def _fewer_rows(answers, seed):
+    rows = sum(answers["trained_on"]["rows"])
+    return _full_global_batches(answers, seed) is True and 0 < rows < _fewest_rows(answers)
+
+
 def _some_held_out(answers, seed):
     full = answers["train_examples"] / probes.GLOBAL_BATCH
     return full / 2 < answers["steps_per_epoch"] < math.floor(full)
@@ -511,8 +579,25 @@ _TRAINED = {
     "wanted_replicas": forms.replicas,
     "replicas": forms.count,
     **dict.fromkeys(
-        ("identical", "statistics_identical", "given_strategy", "ran_on_replicas", "probabilities"), forms.flag
+        (
+            "identical",
+            "statistics_identical",
+            "given_strategy",
+            "ran_on_replicas",
+            "probabilities",
+            "validation_losses",
+        ),
+        forms.flag,
     ),
+    **dict.fromkeys(("least_output", "largest_output", "outputs_at_1"), forms.number),
+    "output_shape": [forms.size],
+    "classes": forms.count,
+    "trained_on": {
+        **dict.fromkeys(("calls", "rows"), [forms.size]),
+        "most_rows": forms.size,
+        "same_rows": forms.flag,
+        "different": dict.fromkeys(("x_train", "seen", "both"), forms.size),
+    },
     "train_examples": forms.size,
     "steps_per_epoch": forms.number,
     "losses": [forms.any_number],
@@ -528,6 +613,8 @@ OWN_RUN = question(
         Target("the model trains on all replicas, with identical copies of every trained weight", _on_all_replicas),
         Target("the model returns logits", _logits),
         Target("one optimizer step per global batch of 128", _full_global_batches),
+        Target("a step divides its 128 rows over the replicas", _rows_divided),
+        Target("most rows of x_train are trained on", _most_rows_seen),
         Target("the last epoch's loss is below 0.8 of the first's", _loss_falls),
         Target("test accuracy at least 20 points above the commonest class", _learned),
         Target("no more than 1% of the test examples are also in the training data", _nothing_leaked),
@@ -536,11 +623,19 @@ OWN_RUN = question(
         "outside the scope": outside_the_scope,
         "another strategy": lambda answers, seed: answers["replicas"] > 1 and not answers["given_strategy"],
         "probabilities": lambda answers, seed: answers["probabilities"],
+        "squashed": _squashed,
         "local batch of 128": lambda answers, seed: _steps_for_batch(
             answers, probes.GLOBAL_BATCH * answers["wanted_replicas"]
         ),
         "batch divided by hand": lambda answers, seed: _steps_for_batch(
             answers, probes.GLOBAL_BATCH // answers["wanted_replicas"]
+        ),
+        "whole batch to each": lambda answers, seed: (
+            _full_global_batches(answers, seed) is True and answers["trained_on"]["most_rows"] == probes.GLOBAL_BATCH
+        ),
+        "fewer rows in a step": _fewer_rows,
+        "the same rows again": lambda answers, seed: (
+            _rows_divided(answers, seed) is True and _most_rows_seen(answers, seed) is not True
         ),
         "examples held out": _some_held_out,
         "a loss for each step": lambda answers, seed: (
@@ -553,8 +648,10 @@ OWN_RUN = question(
             answers["replicas"] == answers["wanted_replicas"] and not answers["ran_on_replicas"]
         ),
         "not compiled": stopped_by("object has no attribute 'optimizer'"),
-        "history returned": stopped_by("object of type 'History' has no len()"),
+        "history returned": stopped_by("'History' object is not iterable"),
         "one-hot labels": stopped_by("one class number for each is wanted"),
+        "classes from 1": stopped_by("classes are numbered from 0"),
+        "validation losses": lambda answers, seed: answers["validation_losses"],
         "rising": _rises,
         "too common a class": lambda answers, seed: answers["commonest"] > 0.8,
         "normalisation not settled": _not_settled,

@@ -9,6 +9,7 @@ import numpy as np
 
 from course_lib.collectives import Network
 from course_lib.exercises.ask import Stopped
+from course_lib.exercises.probes.ex02_rows import hashes, watched_models
 from course_lib.exercises.probes.replicas import (
     are_identical,
     counted_runs,
@@ -22,6 +23,7 @@ from course_lib.exercises.probes.state import copies_of
 ALGORITHMS = ("naive", "tree", "ring")
 REPLICAS = 3  # of q2: fewer than the notebook's four, so that no fixed number of replicas is right
 FEATURES = 5  # of q2's rows, another number than of replicas
+MOMENTUM = 0.9  # of q2's optimizer, so that a step by hand is another step
 GLOBAL_BATCH = 128  # q6
 LARGEST_FORWARD = 2048  # test examples that q6 is judged on, at most
 
@@ -162,7 +164,7 @@ def probe_replica_step(names, seed):
     with strategy.scope():
         dense = keras.layers.Dense(1, use_bias=False, kernel_regularizer="l2")
         model = keras.Sequential([keras.Input((FEATURES,)), dense])
-        optimizer = keras.optimizers.SGD(rate)
+        optimizer = keras.optimizers.SGD(rate, momentum=MOMENTUM)
         optimizer.build(model.trainable_variables)
     model.set_weights([weights])
 
@@ -196,12 +198,12 @@ def probe_all_reduce_seconds(names, seed):
 
 def probe_training(names, seed):
     """The state that the learner's own distributed run leaves behind."""
-    x_train, _, x_test, _ = _split(names["load_data"])
-    train_examples, seen = len(x_train), {*_rows(x_train)}
-    leaked = _share_in(seen, x_test)
-    del x_train
+    x_train, y_train, x_test, _ = _split(names["load_data"])
+    train_examples, seen, train_hashes = len(x_train), {*_rows(x_train)}, hashes(x_train)
+    leaked, largest_class = _share_in(seen, x_test), int(y_train.max())
+    del x_train, y_train
     strategy = mirrored_strategy()
-    with counted_runs(strategy) as runs:
+    with counted_runs(strategy) as runs, watched_models(strategy) as rows_of:
         model, losses = names["train"](strategy, seed % 1000)
     copies, statistics = (
         [copies_of(strategy, variable) for variable in variables]
@@ -209,8 +211,10 @@ def probe_training(names, seed):
     )
     _, _, x_test, y_test = _split(names["load_data"])
     leaked_later = _share_in(seen, x_test)
+    largest_class = max(largest_class, int(y_test.max()))
     x_test, y_test = x_test[:LARGEST_FORWARD], y_test[:LARGEST_FORWARD].ravel()
     logits = np.asarray(model(x_test, training=False), "float64")
+    losses = [float(loss) for loss in losses]
     return {
         "wanted_replicas": strategy.num_replicas_in_sync,
         "replicas": min(len(values) for values in copies),
@@ -219,11 +223,16 @@ def probe_training(names, seed):
             getattr(one.value, "distribute_strategy", None) is strategy for one in model.trainable_variables
         ),
         "probabilities": bool(np.allclose(logits.sum(axis=-1), 1, atol=1e-3) and (logits >= 0).all()),
+        **_reach(model, x_test, logits, seed),
+        "output_shape": list(logits.shape[1:]),
+        "classes": largest_class + 1,
         "identical": are_identical(copies),
         "statistics_identical": are_identical(statistics),
         "train_examples": train_examples,
         "steps_per_epoch": int(copies_of(strategy, model.optimizer.iterations)[0]) / max(len(losses), 1),
-        "losses": [float(loss) for loss in losses],
+        "losses": losses,
+        "validation_losses": _are_validation_losses(model, losses),
+        "trained_on": rows_of(model, train_hashes),
         "accuracy": float(np.mean(logits.argmax(axis=-1) == y_test)),
         "commonest": float(np.unique(y_test, return_counts=True)[1].max() / len(y_test)),
         "leaked": leaked,
@@ -238,7 +247,46 @@ def _split(load_data):
         if y.size != len(x):
             line = f"y_{name} holds {y.size:,} numbers for {len(x):,} examples, and one class number for each is wanted"
             raise Stopped("raised", line, line)
+        if y.dtype.kind not in "biuf" or (y.astype("int64") != y).any() or y.astype("int64").min() < 0:
+            line = f"y_{name} holds other things than whole class numbers from 0"
+            raise Stopped("raised", line, line)
+    if smallest := int(parts[1].min()):
+        line = f"the smallest class number in y_train is {smallest}, and classes are numbered from 0"
+        raise Stopped("raised", line, line)
     return parts
+
+
+def _reach(model, x_test, logits, seed):
+    """The least and the largest output for test examples and large inputs, and how many of the latter end at 1 or -1.
+
+    Where the model takes no such inputs, the test examples' alone.
+    """
+    rng = np.random.default_rng(seed)
+    shape, least, largest = x_test[:64].shape, x_test.min(), x_test.max()
+    if x_test.dtype.kind == "f":
+        large = (1e3 * max(abs(least), abs(largest)) * rng.normal(size=shape)).astype(x_test.dtype)
+    else:
+        large = rng.integers(int(least), int(largest) + 1, size=shape).astype(x_test.dtype)
+    try:
+        far = np.asarray(model(large, training=False), "float64")
+    except Exception:  # the learner's model may take no other numbers than its data's
+        far = logits
+    reached = np.nan_to_num(np.concatenate([logits.ravel(), far.ravel()]), nan=1e30, posinf=1e30, neginf=-1e30)
+    return {
+        "least_output": float(reached.min()),
+        "largest_output": float(reached.max()),
+        "outputs_at_1": float(np.mean(np.abs(np.abs(far) - 1) < 1e-3)),
+    }
+
+
+def _are_validation_losses(model, losses):
+    """Whether the last of them are what the model's last `fit` found on validation data."""
+    found = getattr(getattr(model, "history", None), "history", None)
+    if not isinstance(found, dict) or losses[-len(found.get("loss", losses)) :] == found.get("loss"):
+        return False
+    return any(
+        name.startswith("val_") and values and losses[-len(values) :] == values for name, values in found.items()
+    )
 
 
 def _rows(x):
