@@ -13,7 +13,7 @@ NAMES = ("save", "evaluate", *OWN.values())  # which of them all tasks call, and
 class SeenTask:
     """One task of a job that stands still.
 
-    name    "worker 0"
+    name    such as "worker 0" or "chief 0"; a job's tasks come in any order, and some numbers may be missing
     state   "running"; "returned" when its program has; "ended" when its process is gone and its program had not
     joined  it made its strategy, or waits in it for the others
     calls   the collective calls that it entered, in order: ("train_step", "save")
@@ -33,21 +33,37 @@ class SeenTask:
 def seen_jobs(seed: int) -> list[list[SeenTask]]:
     """Jobs of three to five tasks; in each, one differs from all others, which are alike.
 
-    Every way of differing is met with the first task, with the last one and with one between.
+    Every way of differing is met with the first task, with the last one and with one between; once with few calls, or
+    none, and once after many that are the same on all.
     """
     rng, jobs = np.random.default_rng(seed), []
     for differs in _WAYS:
         for tasks in (3, 4, 5):
             place = {3: 0, 4: int(rng.integers(1, 3)), 5: 4}[tasks]
             length = int(rng.integers(7, len(USUAL) + 1))  # so that each name of USUAL is among the calls
-            others, odd = _renamed(rng, differs(rng, length))
-            jobs.append([replace(odd if k == place else others, name=f"worker {k}") for k in range(tasks)])
+            before = {3: 0, 4: int(rng.integers(1, 4)), 5: int(rng.integers(10, 40))}[tasks]
+            others, odd = _renamed(rng, _after(rng.choice(USUAL, before).tolist(), differs(rng, length)))
+            names = _task_names(rng, tasks)
+            jobs.append([replace(odd if k == place else others, name=name) for k, name in enumerate(names)])
     return jobs
+
+
+def _task_names(rng, tasks) -> list[str]:
+    """In their usual order on three tasks; on more in any order, of more workers, one of which is a chief."""
+    if tasks == 3:
+        return [f"worker {k}" for k in range(tasks)]
+    names = [f"worker {k}" for k in rng.permutation(2 * tasks)[: tasks - 1]]
+    return rng.permutation(["chief 0", *names]).tolist()
+
+
+def _after(calls, job) -> list[SeenTask]:
+    """The same job, where all tasks made these calls before; as it is where one has made none."""
+    return [replace(one, calls=(*calls, *one.calls)) for one in job] if all(one.calls for one in job) else job
 
 
 def _renamed(rng, job) -> list[SeenTask]:
     """The same job with its calls' names changed about."""
-    to = dict(zip(NAMES, rng.permutation(NAMES).tolist()))
+    to = dict(zip(NAMES, rng.permutation(NAMES).tolist())) | {"train_step": str(rng.choice(["train_step", "step"]))}
     return [replace(one, calls=tuple(to.get(call, call) for call in one.calls)) for one in job]
 
 
@@ -153,7 +169,52 @@ def _through_but_for_one(rng, length):
     return replace(odd, state="returned", at=""), odd
 
 
+def _waits_elsewhere(rng, length):
+    """It is as the others but for where it stands; they are in no call, either."""
+    here, there = rng.permutation(["own code", "input"]).tolist()
+    return SeenTask("", calls=USUAL[:length], at=here), SeenTask("", calls=USUAL[:length], at=there)
+
+
+def _not_joined_alone(rng, length):
+    return SeenTask("", at="own code"), SeenTask("", joined=False, at="own code")
+
+
+def _dead_at_the_end(rng, length):
+    """All others have returned, after the same calls."""
+    others = SeenTask("", state="returned", calls=USUAL[:length])
+    return others, replace(others, state="ended")
+
+
+def _before_its_first_call(rng, length):
+    return _waiting(USUAL[: int(rng.integers(1, length))]), SeenTask("", at=str(rng.choice(["own code", "input"])))
+
+
+def _through_without_a_call(rng, length):
+    return _waiting(USUAL[: int(rng.integers(1, length))]), SeenTask("", state="returned")
+
+
+def _dead_without_a_call(rng, length):
+    return _waiting(USUAL[: int(rng.integers(1, length))]), SeenTask("", state="ended")
+
+
+def _goes_ahead(rng, length):
+    """Its last call is one that all others enter later."""
+    place = int(rng.integers(0, 4))  # before "evaluate"
+    calls = (*USUAL[:place], "evaluate")
+    odd = _waiting(calls) if rng.integers(2) else SeenTask("", state="returned", calls=calls)
+    return _waiting((*USUAL[:4], "evaluate", *USUAL[5:length])), odd
+
+
+def _falls_back(rng, length):
+    """It leaves its own call out, and the others are far ahead."""
+    return _waiting(USUAL[:length]), SeenTask(
+        "", calls=("train_step", "save"), at=str(rng.choice(["input", "own code"]))
+    )
+
+
 _WAYS = (_late, _back_too_soon, _dead_too_soon, _dead_between_calls, _dead_in_a_call, _dead_in_its_own_call)
 _WAYS += (_one_fewer, _in_its_own_call, _came_back_from_its_own_call, _last_in_its_own_call, _swapped, _once_more)
 _WAYS += (_left_out, _left_out_and_reads, _reads, _computes, _another_first, _through_after_its_own_call)
 _WAYS += (_twice_in_its_own_call, _through_but_for_one)
+_WAYS += (_waits_elsewhere, _not_joined_alone, _dead_at_the_end, _before_its_first_call, _through_without_a_call)
+_WAYS += (_dead_without_a_call, _goes_ahead, _falls_back)

@@ -65,8 +65,13 @@ def _described(tasks):
         where = inside if one.inside else f"at {one.at}" if one.at else after
         said = [one.state, *([] if one.joined else ["not joined"]), where]
         calls = f" ({' '.join(one.calls)})" if one.calls else ""
-        alike.setdefault(f"{', '.join(said)}{calls}", []).append(one.name.split()[1])
-    return "; ".join(f"worker {' and '.join(names)}: {text}" for text, names in alike.items())
+        alike.setdefault(f"{', '.join(said)}{calls}", []).append(one.name)
+    return "; ".join(f"{_listed(names)}: {text}" for text, names in alike.items())
+
+
+def _listed(names):
+    *more, last = names
+    return f"{', '.join(more)} and {last}" if more else last
 
 
 def _right_task(answers, seed):
@@ -119,6 +124,11 @@ def _repeats_its_own(odd, other):
     return any(odd.calls.count(call) > 1 for call in {*odd.calls} - {*other.calls})
 
 
+def _fewer_calls(odd, other):
+    fewer = len(odd.calls) < len(other.calls)
+    return None if fewer and odd.inside else fewer
+
+
 def _order_before_alone(answers, seed):
     """Where an own call stands at a place where the others have another one, the answer says other order."""
     rows = [(job, cause) for job, (_, cause), (_, wanted) in _jobs(answers, seed) if wanted == "entered alone"]
@@ -129,8 +139,8 @@ def _order_before_alone(answers, seed):
 def _first_departs(answers, seed):
     """The first task is named where another one departs."""
     return any(
-        cause == due == "other order" and task == "worker 0" != wanted
-        for _, (task, cause), (wanted, due) in _jobs(answers, seed)
+        cause == due == "other order" and task == job[0].name != wanted
+        for job, (task, cause), (wanted, due) in _jobs(answers, seed)
     )
 
 
@@ -142,9 +152,9 @@ def _who_waits_to_start(answers, seed):
 
 
 def _as_the_first(answers, seed):
-    """It names the first task that is unlike worker 0."""
-    rows = [(task, wanted) for _, (task, _), (wanted, _) in _jobs(answers, seed)]
-    return all(task == ("worker 1" if wanted == "worker 0" else wanted) for task, wanted in rows)
+    """It names the first task that is unlike the first of all."""
+    rows = [(job, task, wanted) for job, (task, _), (wanted, _) in _jobs(answers, seed)]
+    return all(task == (job[1].name if wanted == job[0].name else wanted) for job, task, wanted in rows)
 
 
 def _alone_with_others(answers, seed):
@@ -168,8 +178,56 @@ def _by_tasks(answers, seed):
 
 
 def _leaves_out(answers, seed):
-    """Some task is never named, though every one is due."""
-    return {task for _, _, (task, _) in _jobs(answers, seed)} > {task for _, (task, _), _ in _jobs(answers, seed)}
+    """A task at some place of the list is never named, though every one is due; no name is made up."""
+    jobs = _jobs(answers, seed)
+    due, said = ({_place(row[0], row[which][0]) for row in jobs} for which in (2, 1))
+    return due > said
+
+
+def _names_by_place(answers, seed):
+    """It gives the right tasks names that it made of their places."""
+    rows = [(_place(job, wanted), task, wanted) for job, (task, _), (wanted, _) in _jobs(answers, seed)]
+    wrong = any(task != wanted for _, task, wanted in rows)
+    return wrong and all(task in (wanted, f"worker {place}") for place, task, wanted in rows)
+
+
+def _place(job, name):
+    return [one.name for one in job].index(name)
+
+
+def _wrong_at(differs):
+    """A recogniser: the task is wrong in just the jobs where differs(task that is due, another one) is true."""
+
+    def recognise(answers, seed):
+        rows = [
+            (bool(differs(_odd(job), _others(_odd(job), job)[0])), task != wanted)
+            for job, (task, _), (wanted, _) in _jobs(answers, seed)
+        ]
+        return (True, True) in rows and (False, True) not in rows
+
+    return recognise
+
+
+def _at_alone(odd, other):
+    return odd.at != other.at and replace(odd, name="", at="") == replace(other, name="", at="")
+
+
+def _no_call_yet(answers, seed):
+    """It says not started of tasks that have joined and made no call."""
+    found = [_odd(job) for job, (_, cause), (_, due) in _jobs(answers, seed) if cause == "not started" != due]
+    return bool(found) and all(odd.joined and not odd.calls for odd in found)
+
+
+def _alone_so_far(answers, seed):
+    """It says entered alone of tasks whose calls the others make later."""
+    rows = [_calls_so_far(job) for job, (_, cause), (_, due) in _jobs(answers, seed) if cause == "entered alone" != due]
+    return bool(rows) and all(rows)
+
+
+def _calls_so_far(job):
+    """Whether the task that differs has a call which the others, after as many calls, have not made."""
+    odd = _odd(job)
+    return bool({*odd.calls} - {*_others(odd, job)[0].calls[: len(odd.calls)]})
 
 
 DIAGNOSE = question(
@@ -180,7 +238,11 @@ DIAGNOSE = question(
     form={"jobs": [(forms.text, forms.text)]},
     targets=(Target("the right task in all jobs", _right_task), Target("the right cause in all jobs", _right_cause)),
     recognise={
+        "names by place": _names_by_place,
         "first task is right": _as_the_first,
+        "at left out": _wrong_at(_at_alone),
+        "no call yet": _no_call_yet,
+        "calls so far": _alone_so_far,
         "last calls alone": _wrong_where("other order", lambda odd, other: odd.calls[-1] == other.calls[-1]),
         "returned first": _wrong_where("other order", lambda odd, other: odd.state == "returned"),
         "differs from one": _first_departs,
@@ -194,7 +256,10 @@ DIAGNOSE = question(
         "alone while inside": _wrong_where("entered alone", lambda odd, other: not odd.inside),
         "counted once": _wrong_where("entered alone", _repeats_its_own),
         "calls without order": _wrong_where("other order", _same_calls),
-        "one call less": _wrong_where("other order", lambda odd, other: len(odd.calls) < len(other.calls)),
+        "one call less": _wrong_where("other order", _fewer_calls),
+        "shorter lists": lambda answers, seed: any(
+            _misread(due, "other order")(answers, seed) for due in ("data ended", "input", "own code")
+        ),
         "a call behind": lambda answers, seed: (
             _misread("input", "data ended")(answers, seed) or _misread("own code", "data ended")(answers, seed)
         ),
@@ -205,6 +270,6 @@ DIAGNOSE = question(
     wrong={
         "rules before the task": _rules_first,
         "one task after the other": _tasks_first,
-        "a task left out": lambda tasks: ("worker 1", _cause(tasks)[1]),
+        "a task left out": lambda tasks: (tasks[1].name, _cause(tasks)[1]),
     },
 )

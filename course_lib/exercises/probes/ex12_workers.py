@@ -3,40 +3,80 @@
 Needs TensorFlow; runs in the worker's own process, around the program.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable
 
 PRODUCTS = {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Mul", "Einsum"}
 OTHER_GRAPHS = {"PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile"}
+WEIGHTS = 3  # no batch has so many rows
+PATIENCE = 8  # seconds for which a worker that is through waits for the others, before it leaves them alone
 
 
-def watched(program: Callable, task, shards, **arguments) -> dict[str, object]:
-    """The program's result, and what does not rest on its word. It is given its own shard alone.
+def watched(program: Callable, task, cases) -> dict[str, object]:
+    """Run the program on each case in turn. Each time it is given its own shard alone.
 
-    Returns  "result"
-             "traces"   of the function that was traced most often, by name, wherever the program made it; one that
-                        multiplies no matrix, such as a sum over the workers or an update alone, is no step
+    A worker that is through while another one stands still returns, as the program did.
+
+    Returns  "result"  None where the program returned nothing
+             "runs"    for each case a dict, of which the last two do not rest on the program's word:
+                       "result"
+                       "traces"    of the function that was traced most often, by name, wherever the program made it;
+                                   one that multiplies no rows, such as a sum over the workers or an update alone, is
+                                   no step
+                       "products"  with rows, in all graphs that were traced, whatever function is around them
     """
     from tensorflow.python.framework import func_graph
 
     traced, make = [], func_graph.FuncGraph.__init__
 
     def noted(self, name, *args, **kwargs):
-        if _eager():  # else a part of another function's trace, such as a branch
-            traced.append((name, self))
+        traced.append((name, self, _eager()))  # not eager: a part of another function's trace, such as a branch
         return make(self, name, *args, **kwargs)
 
     func_graph.FuncGraph.__init__ = noted
-    own = [shard if worker == task.index else None for worker, shard in enumerate(shards)]
-    result = program(task, shards=own, **arguments)
-    counts = Counter(name for name, graph in traced if any(map(_multiplies, graph.get_operations())))
-    return {"result": result, "traces": max(counts.values(), default=0)}
+    runs = []
+    for number, arguments in enumerate(cases):
+        own = [shard if worker == task.index else None for worker, shard in enumerate(arguments["shards"])]
+        traced.clear()
+        result = program(task, **{**arguments, "shards": own})
+        if result is None or result is ...:
+            return {"result": None}
+        runs.append({"result": result, **_counted(traced)})
+        if not _all_through(task, number):
+            break
+    return {"result": "returned", "runs": runs}
+
+
+def _all_through(task, number) -> bool:
+    """Whether all workers have run this case, too, before patience ends."""
+    marks = [task.folder / f"case {number} on worker {worker}" for worker in range(task.workers)]
+    marks[task.index].touch()
+    until = time.monotonic() + PATIENCE
+    while not (through := all(mark.exists() for mark in marks)) and time.monotonic() < until:
+        time.sleep(0.002)
+    return through
+
+
+def _counted(traced) -> dict[str, int]:
+    counts = Counter(name for name, graph, first in traced if first and any(map(_holds_rows, graph.get_operations())))
+    products = sum(_multiplies(op) for _, graph, _ in traced for op in graph.get_operations())
+    return {"traces": max(counts.values(), default=0), "products": products}
+
+
+def _holds_rows(op) -> bool:
+    """Whether it multiplies rows, or holds a graph of its own, which may do so."""
+    return op.type in OTHER_GRAPHS or _multiplies(op)
 
 
 def _multiplies(op) -> bool:
-    """Whether it is a product with a matrix, as rows are, or holds a graph of its own, which may have one."""
-    ranks = [tensor.shape.rank for tensor in op.inputs]
-    return op.type in OTHER_GRAPHS or op.type in PRODUCTS and any(rank is None or rank > 1 for rank in ranks)
+    """Whether it is a product with rows: with a matrix, or with a number of each row."""
+    return op.type in PRODUCTS and any(map(_of_rows, op.inputs))
+
+
+def _of_rows(tensor) -> bool:
+    rank = tensor.shape.rank
+    return rank is None or rank > 1 or rank == 1 and tensor.shape[0] != WEIGHTS
 
 
 def _eager() -> bool:

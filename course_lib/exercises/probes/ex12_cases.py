@@ -1,0 +1,152 @@
+"""The incidents that a check of exercise 12 runs, several for each question. Needs NumPy.
+
+What a question's text leaves free is drawn for each of them, and at its ends. The first of each list is of the
+notebook's kind, in which every known mistake shows.
+"""
+
+import functools
+import itertools
+
+import numpy as np
+
+from course_lib.exercises.given import incidents
+
+STEPS = 11, 13  # until the threshold: prime, so that whoever looks at the loss in every kth step alone is late
+FAR = incidents.CLEAR  # no loss is nearer to the threshold than this factor
+HUGE = 1e30
+NAMES = ["".join(letters) for letters in itertools.permutations("ants")]  # the same letters, first ones and lengths
+NAMES += [name.capitalize() for name in NAMES]
+
+
+@functools.lru_cache(maxsize=32)
+def early_stops(seed: int) -> list[dict[str, object]]:
+    """q2: one is through after a single update, and one after all but one of its many steps."""
+    rng = np.random.default_rng([seed, 2])
+    one, small, large = 1, int(rng.integers(18, 30)), int(rng.integers(31, 50))
+    steps = int(rng.integers(80, 120))
+    early = {"rows": (one, small), "steps": 1, "most_steps": int(rng.integers(5, 50)), "scale": 1000}
+    late = {"rows": (small, large), "steps": steps, "most_steps": steps + 1, "scale": 0.001}
+    return [incidents.early_stop(seed, STEPS), _stopping(rng, **early), _stopping(rng, **late)]
+
+
+def _stopping(rng, rows, steps, most_steps, scale) -> dict[str, object]:
+    """scale  of targets and weights; the losses are of its square"""
+    while True:
+        goal, sizes = rng.normal(size=3) * scale, rng.permutation(rows)
+        xs = [rng.normal(size=(size, 3)) for size in sizes]
+        shards = [(x, x @ goal + 0.01 * scale * rng.normal(size=len(x))) for x in xs]
+        weights, x, y = goal + rng.normal(size=3) * 3 * scale, *map(np.concatenate, zip(*shards))
+        settings = {"first_weights": weights.tolist(), "learning_rate": float(rng.uniform(0.015, 0.025))}
+        losses = []
+        for _ in range(steps + 1):
+            errors = x @ weights - y
+            losses.append(np.mean(errors**2))
+            weights = weights - settings["learning_rate"] * 2 * x.T @ errors / len(y)
+        threshold = float(np.sqrt(losses[-1] * losses[-2]))
+        if losses[-1] * FAR < threshold:
+            plain = [[part.tolist() for part in shard] for shard in shards]
+            return {"shards": plain, **settings, "threshold": threshold, "most_steps": most_steps}
+
+
+@functools.lru_cache(maxsize=32)
+def mixed_orders(seed: int) -> list[dict[str, object]]:
+    """q3: one has many kinds whose rows are not side by side, and one a single kind and step, on one worker alone."""
+    rng = np.random.default_rng([seed, 3])
+    many = _mixed(rng, rng.permutation(NAMES)[: int(rng.integers(27, 30))].tolist(), int(rng.integers(9, 12)))
+    single = _mixed(rng, ["kind 1"], 1)
+    single["shards"][int(rng.integers(incidents.WORKERS))] = [[]]
+    return [incidents.mixed_order(seed, gaps=True), many, single]
+
+
+def _mixed(rng, kinds, steps) -> dict[str, object]:
+    """Each worker has some of the kinds in a step, and 1 row to 9 of each, in any order."""
+    goals = dict(zip(kinds, rng.normal(size=(len(kinds), 3)) * 2))
+
+    def batch():
+        present = rng.permutation(kinds)[: max(1, len(kinds) // 3)]
+        rows = rng.permutation([kind for kind in present for _ in range(min(9, rng.geometric(0.3)))]).tolist()
+        x = rng.normal(size=(len(rows), 3))
+        return [(kind, row.tolist(), float(row @ goals[kind])) for kind, row in zip(rows, x)]
+
+    return {
+        "shards": [[batch() for _ in range(steps)] for _ in range(incidents.WORKERS)],
+        "kinds": kinds,
+        "first_weights": rng.normal(size=3).tolist(),
+        "learning_rate": float(rng.uniform(0.05, 0.1)),
+    }
+
+
+@functools.lru_cache(maxsize=32)
+def bad_batches(seed: int) -> list[dict[str, object]]:
+    """q4: in one the first batch, the last and most are bad, in one none is, and in one all are.
+
+    In the first of these the numbers are large, batches have other numbers of rows, and rows of zeros make a gradient
+    of zeros: of both workers in one step, of one in another, and beside a huge target in a third.
+    """
+    rng = np.random.default_rng([seed, 4])
+    steps = int(rng.integers(18, 23))
+    between = rng.permutation(np.arange(1, steps - 1))
+    worst = _batches(rng, rng.integers(2, 10, size=steps), scale=1e9)
+    _spoil(rng, worst, [0, steps - 1, *between[:8]])
+    zeros, one, huge = between[8:11]
+    own = int(rng.integers(incidents.WORKERS))
+    for worker, batches in enumerate(worst["shards"]):
+        batches[zeros][0][:] = 0
+        if worker == own:
+            batches[one][0][:] = 0
+            batches[huge][0][0], batches[huge][1][0] = 0, HUGE
+    none = _batches(rng, [1, 1, 5], scale=1)
+    all_bad = _batches(rng, [4, 1, 3], scale=1)
+    _spoil(rng, all_bad, range(3))
+    return [incidents.bad_rows(seed, several=True), *map(_plain, (worst, none, all_bad))]
+
+
+def _batches(rng, rows, scale) -> dict[str, object]:
+    goal = rng.normal(size=3)
+    xs = [[rng.normal(size=(size, 3)) * scale for size in rows] for _ in range(incidents.WORKERS)]
+    shards = [[(x, x @ goal + 0.1 * scale * rng.normal(size=len(x))) for x in own] for own in xs]
+    rate = float(rng.uniform(0.1, 0.2)) / scale**2
+    return {"shards": shards, "first_weights": rng.normal(size=3), "first_rate": rate}
+
+
+def _spoil(rng, settings, steps) -> None:
+    """Put a bad number into the rows or the targets of one worker or both, in each of these steps."""
+    for step in steps:
+        for worker in {*rng.integers(incidents.WORKERS, size=2).tolist()}:
+            part = settings["shards"][worker][step][rng.integers(2)]
+            part.flat[rng.integers(part.size)] = rng.choice([np.nan, np.inf, -np.inf])
+
+
+def _plain(settings) -> dict[str, object]:
+    shards = [[(x.tolist(), y.tolist()) for x, y in batches] for batches in settings["shards"]]
+    return {**settings, "shards": shards, "first_weights": settings["first_weights"].tolist()}
+
+
+@functools.lru_cache(maxsize=32)
+def programs_schedules(seed: int) -> list[dict[str, object]]:
+    """q5: sizes far apart, then sizes side by side with a new rate in each step, then one step alone."""
+    rng = np.random.default_rng([seed, 5])
+    apart = [int(rng.integers(*ends)) for ends in ((4, 8), (66, 72), (130, 136))]  # no multiples of 8 in the middle
+    apart = [size + (size % 8 == 0) for size in rng.permutation(apart)]
+    near = int(rng.integers(9, 30)) + rng.permutation(3)
+    many = int(rng.integers(19, 25))
+    every = [*range(3), *rng.integers(3, size=many - 3)]
+    few = (rng.choice(np.arange(20, 150), 5, replace=False) / 1000).tolist()
+    wide = np.append(np.nextafter(few[0], [0, 1]), 10.0 ** rng.uniform(-6, -1, size=many - 2))
+    single = [int(rng.integers(1, 3))]
+    return [
+        _scheduled(rng, rng.permutation([*apart] * 4 + apart[:2]), [*few, *rng.choice(few, 9)]),
+        _scheduled(rng, near[rng.permutation(every)], rng.permutation(wide)),
+        _scheduled(rng, single, few[:1]),
+    ]
+
+
+def _scheduled(rng, sizes, rates) -> dict[str, object]:
+    goal = rng.normal(size=3)
+
+    def batch(size):
+        x = rng.normal(size=(int(size), 3))
+        return x.tolist(), (x @ goal + 0.1 * rng.normal(size=int(size))).tolist()
+
+    shards = [[batch(size) for size in sizes] for _ in range(incidents.WORKERS)]
+    return {"shards": shards, "first_weights": rng.normal(size=3).tolist(), "rates": [float(rate) for rate in rates]}
