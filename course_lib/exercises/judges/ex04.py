@@ -24,12 +24,12 @@ FLOAT32 = 1e-5  # relative: some tens of additions to each number in float32
 
 def _updates_of(record):
     """Of each applied update its staleness, and whether its worker had read more than once for it."""
-    events, updates = [event for _, event in record], []
-    for place, (worker, event) in enumerate(record):
-        if event == "applied":
-            own = [at for at in range(place) if record[at][0] == worker]
-            again = [events[at] for at in own[-2:]] == ["read", "read"]
-            updates.append((events[own[-1] : place].count("applied"), again))  # own[-1] is always a read
+    updates, read_at, again = [], {}, {}
+    for worker, event in record:
+        if event == "read":
+            read_at[worker], again[worker] = len(updates), worker in again
+        else:
+            updates.append((len(updates) - read_at[worker], again.pop(worker)))
     return updates
 
 
@@ -69,6 +69,31 @@ def _grouped_by_worker(answers, seed):
     return True
 
 
+def _since_its_last_update_of(record, from_first_read, from_second_read):
+    applied, since, reads, staleness = 0, {}, {}, []
+    for worker, event in record:
+        if event == "read":
+            reads[worker] = reads.get(worker, 0) + 1
+            if from_first_read and worker not in since or from_second_read and reads[worker] > 1:
+                since[worker] = applied
+        else:
+            staleness.append(applied - since.get(worker, 0))
+            applied += 1
+            since[worker], reads[worker] = applied, 0
+    return staleness
+
+
+def _since_its_last_update_in_records(answers, seed):
+    """Whether a first read, or a second one without an update between, counts as a start or not."""
+    return any(
+        answers["staleness"] == [_since_its_last_update_of(record, *way) for record in probes.records(seed)]
+        for way in itertools.product((False, True), repeat=2)
+    )
+
+
+_EMPTY = ("(expected 2, got 0)", "empty sequence", "iterable argument is empty")
+
+
 def _lost_reads_numbered(answers, seed):
     """A number for each read; or for each update, and for each worker that was lost for good."""
     for record, staleness in zip(probes.records(seed), answers["staleness"], strict=True):
@@ -94,6 +119,9 @@ STALENESS = question(
         Target("right for the updates of workers that were lost and read again", _stale_by(read_again=True)),
     ),
     recognise={
+        "since its last update": _since_its_last_update_in_records,
+        "one call for each line": lambda answers, seed: "RecursionError" in answers["stopped"]["error"],
+        "no update": lambda answers, seed: any(said in answers["stopped"]["error"] for said in _EMPTY),
         "by worker": _grouped_by_worker,
         "a number for lost reads": _lost_reads_numbered,
         "one number for all": lambda answers, seed: all(len(set(numbers)) <= 1 for numbers in answers["staleness"]),
@@ -307,7 +335,22 @@ def _shards_taken_for_equal(answers, seed):
     return np.array_equal(made["lookups"][0]["found"], [shards[owner][place]])
 
 
-_NO_VALUE = ("'SymbolicTensor' object has no attribute", "symbolic tf.Tensor", "symbolic `tf.Tensor`")
+_NO_VALUE = (
+    "'SymbolicTensor' object has no attribute",
+    "must be integers or slices, not SymbolicTensor",
+    "symbolic tf.Tensor",
+    "symbolic `tf.Tensor`",
+)
+_NO_LENGTH = (
+    "'NoneType' object cannot be interpreted as an integer",
+    "len is not well defined for a symbolic Tensor",
+    "Attempt to convert a value (None)",
+    "None values not supported",
+    "but got None of type 'NoneType'",
+    "Failed to convert elements of [None",
+    "or a single integer, got '<tf.Tensor",
+    "Cannot convert a partially known TensorShape",
+)
 
 
 def _table_joined(answers, seed):
@@ -358,6 +401,8 @@ TABLE = question(
         "the table's numbers": _number_in_the_whole_table,
         "shards taken for equal": _shards_taken_for_equal,
         "not in a graph": lambda answers, seed: any(said in answers["stopped"]["error"] for said in _NO_VALUE),
+        "n in Python": lambda answers, seed: any(said in answers["stopped"]["error"] for said in _NO_LENGTH),
+        "divided by zero": lambda answers, seed: "by zero" in answers["stopped"]["error"],
         "no empty shards": lambda answers, seed: (
             [len(rows) for _, _, rows in answers["tables"][1]["shards"]]
             == [1] * len(table_probes.tables_to_cut(seed)[1][0])

@@ -76,10 +76,17 @@ def _each_applied_once(answers, seed):
 
 
 def _are_on_servers(answers, wanted):
-    """Whether the servers hold these rows, cut as they are and in whatever order."""
-    held = np.array([row for _, rows in answers["seen"]["shards"] for row in rows])
-    same_sum = held.shape == wanted.shape and abs(held.sum() / wanted.sum() - 1) <= LOST_OF_SUM
-    return bool(same_sum) or "what you return is, and the servers hold another table"
+    """Whether the servers hold these rows, cut as they are and in whatever order, and held them after the last step."""
+    if not _hold(answers["seen"]["shards"], wanted):
+        return "what you return is, and the servers hold another table"
+    after_steps = answers["seen"]["after_steps"]
+    made_by_steps = after_steps is None or _hold(after_steps, wanted)
+    return made_by_steps or "it is at the end, and when the steps were done the servers held another table"
+
+
+def _hold(shards, wanted):
+    held = np.array([row for _, rows in shards for row in rows])
+    return bool(held.shape == wanted.shape and abs(held.sum() / wanted.sum() - 1) <= LOST_OF_SUM)
 
 
 def _asynchronous(answers, seed):
@@ -120,6 +127,21 @@ def _means_of_numbers(answers, seed):
     return any(abs(_factor(answers, seed) * over - 1) <= LOST_OF_SUM for over in means)
 
 
+def _found_once(answers, seed):
+    """Whether the table is what the batches give when each visit finds a row once, however often it lists it."""
+    settings = probes.visits(seed)
+    wanted = np.zeros((settings["rows"], settings["width"]))
+    for numbers, values in settings["batches"]:
+        for visited, value in zip(numbers, values):
+            wanted[list({*visited})] += settings["learning_rate"] * value / len(values)
+    return _each_applied_once(answers, seed) is not True and _is_table(answers["table"], wanted) is True
+
+
+def _lost_counts(answers, seed):
+    """Its own counter has fewer, whatever the program returns."""
+    return max(answers["seen"]["counted"]) < probes.UPDATES and _each_applied_once(answers, seed) is True
+
+
 def _tables_held(answers, seed):
     """How many tables of the right size the servers hold."""
     return sum(len(held) for _, held in answers["seen"]["shards"]) / probes.visits(seed)["rows"]
@@ -131,7 +153,8 @@ def _applied_again(answers, seed):
     return max(answers["seen"]["counted"]) > probes.UPDATES and more > LOST_OF_SUM
 
 
-_SEEN = {"shards": [(forms.text, forms.array)], "counted": [forms.whole]}
+_SHARDS = [(forms.text, forms.array)]
+_SEEN = {"shards": _SHARDS, "after_steps": forms.either(_SHARDS, forms.nothing), "counted": [forms.whole]}
 _SEEN |= dict.fromkeys(("scheduled", "at_once"), forms.size)
 _TRAINED = {"counted": forms.number, "table": forms.array, "seen": _SEEN, str: forms.anything}
 _TASKS = {"tasks": (forms.whole, forms.whole), "shards": [(forms.text, forms.size)], "staleness": [forms.distance]}
@@ -170,9 +193,11 @@ TRAIN = question(
             and _each_applied_once(answers, seed) is not True
         ),
         "not cut": lambda answers, seed: len(answers["seen"]["shards"]) == 1,
-        "lost counts": lambda answers, seed: (
-            answers["counted"] < probes.UPDATES and _each_applied_once(answers, seed) is True
+        "lost counts": _lost_counts,
+        "nothing scheduled": lambda answers, seed: (
+            answers["seen"]["scheduled"] == 0 and _each_applied_once(answers, seed) is True
         ),
+        "found once": _found_once,
         "in turns": lambda answers, seed: answers["seen"]["at_once"] == 1,
         "itself counted": lambda answers, seed: min(answers["staleness"]) == 1,
         "not zeros at first": _not_zeros,
@@ -266,6 +291,23 @@ def _counter_again(answers, seed):
     return 0 < began == probes.RUN - answers["counted"] and _applied(answers, seed, (began, probes.RUN)) is not True
 
 
+def _count_lost(answers, seed):
+    """All else is right, the returned count too, and the optimizer has the updates since its last restart."""
+    *_, (_, _, began) = _began_after(answers, seed)
+    others = (target for target in RECOVERY.targets if target is not RECOVERY.targets[1])
+    counts = answers["counted"], max(answers["seen"]["counted"])
+    return counts == (probes.RUN, probes.RUN - began) and all(each.holds(answers, seed) is True for each in others)
+
+
+def _last_attempts_save_alone(answers, seed):
+    """An attempt goes on after the save of the one before it, and from the start where that one saved nothing."""
+    before, found = 0, []
+    for _, saved, began in _began_after(answers, seed):
+        found.append(began == (saved if saved > before else 0))
+        before = saved
+    return all(found) and _applied(answers, seed, (0, probes.RUN)) is True
+
+
 def _saved_too_often(answers, seed):
     return answers["counted"] == probes.RUN and _began(answers, seed, lambda done, saved: done)
 
@@ -334,6 +376,8 @@ RECOVERY = question(
         ),
         "all at once": _all_at_once,
         "counter forgotten": _counter_again,
+        "count lost": _count_lost,
+        "last attempt's save alone": _last_attempts_save_alone,
         "state without a home": _from_nothing,
         "all batches again": lambda answers, seed: _began(
             answers, seed, _from_the_start, *((0, saved) for _, saved in _kills(seed)), (0, probes.RUN)

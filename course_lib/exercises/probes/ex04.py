@@ -24,14 +24,15 @@ def records(seed: int) -> list[list[tuple[str, str]]]:
 
     First five small ones; in the second a worker falls further behind than there are others, the fourth has no update,
     and the fifth nothing at all. Each of the rest has a worker that is lost after its read and starts again, and one
-    that is lost for good. In the last, whose workers' names are alike, one is as slow as all the others' updates take.
+    that is lost for good. The last has more lines than Python has calls in calls; its workers' names are alike, and one
+    is as slow as all the others' updates take.
     """
     rng = np.random.default_rng(seed)
     small = [("ant", "read"), ("bee", "read"), ("bee", "applied"), ("ant", "applied")]
     slow = [("ant", "read"), *(("bee", event) for _ in range(3) for event in ("read", "applied")), ("ant", "applied")]
     lost = [("ant", "read"), ("bee", "read"), ("bee", "applied"), ("ant", "read"), ("ant", "applied")]
     few = [("gnu", "read"), *_record(rng, ("ant", "bee"), 30)]
-    many = _record(rng, ("worker 1", "worker 2", "worker 10", "worker 12"), 450)
+    many = _record(rng, ("worker 1", "worker 2", "worker 10", "worker 12"), 2_000)
     many = [("worker 0", "read"), ("worker 20", "read"), *many, ("worker 20", "applied")]
     return [small, slow, lost, [("ant", "read"), ("bee", "read")], [], few, many]
 
