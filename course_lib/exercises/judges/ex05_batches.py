@@ -289,7 +289,7 @@ FEW_SHAPES = question(
         "compilations": forms.count,
         "losses": [forms.any_number],
         "gradients": [forms.any_array],
-        "tiny_means": (forms.any_number, forms.any_number),
+        "tiny_means": (forms.any_number,) * len(probes.TINY_MEANS),
     },
     targets=(
         Target(

@@ -14,7 +14,8 @@ def batches(seed: int) -> list[tuple[int, int]]:
     """(global_batch, replicas) pairs: tiny ones, one of them with idle replicas, four uneven ones, an even one."""
     rng = np.random.default_rng(seed)
     uneven = [_uneven_batch(rng) for _ in range(4)]
-    return [(3, 2), (6, 3), (2, 5), (7, 4), (4, 1), *uneven, (6 * 8, 8)]
+    same_batch = [(61, 4), (61, 7)]  # in floats, 7 * (61 / 7) is less than 61
+    return [(3, 2), (6, 3), (2, 5), (7, 4), (4, 1), *uneven, (6 * 8, 8), *same_batch]
 
 
 def epochs(seed: int) -> list[tuple[int, int]]:
@@ -22,7 +23,8 @@ def epochs(seed: int) -> list[tuple[int, int]]:
     rng = np.random.default_rng(seed)
     batches = [int(batch) for batch in rng.integers(20, 90, size=4)]
     uneven = [(batch * int(rng.integers(2, 90)) + int(rng.integers(1, batch)), batch) for batch in batches]
-    return [(5, 2), (4, 2), (2, 3), (7, 3), (0, 3), *uneven, (1024, 64)]
+    large = 2**25 + 1, 2**13  # float32 rounds the quotient to a whole number
+    return [(5, 2), (4, 2), (2, 3), (7, 3), (0, 3), *uneven, (1024, 64), large]
 
 
 def arrays(seed: int, count: int) -> list[np.ndarray]:

@@ -7,6 +7,7 @@ from course_lib.exercises.probes.cases import shuffled
 TINY_MEANS = (  # losses, weights, and the mean
     (((2, 4, 9), (6, 9, 9)), ((1, 1, 0), (1, 0, 0)), 4),
     (((5, 9), (9, 9), (9, 9)), ((1, 0), (0, 0), (0, 0)), 5),  # fewer tokens than rows
+    (((0, 4, 9),), ((1, 1, 0),), 2),  # a token whose loss is 0
 )
 
 
