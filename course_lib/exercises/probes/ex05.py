@@ -191,7 +191,7 @@ def data_set(seed: int) -> dict[str, int]:
 
 
 def other_orders(seed: int) -> list[dict[str, int]]:
-    """More epochs and seeds of q4's data set: seed 0 and a large one; an epoch for each example, so that turns return."""
+    """More orders of q4's data set: seed 0 and a large one, and an epoch that a turn by one example returns in."""
     rng = np.random.default_rng([seed, 1])
     seeds, epochs = (0, int(rng.integers(1000, 9999))), (0, 1, 2, data_set(seed)["examples"])
     return [{"seed": one, "epoch": epoch} for one in seeds for epoch in epochs]
