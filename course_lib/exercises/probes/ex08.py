@@ -128,6 +128,7 @@ def runs_to_plan(seed: int) -> list[dict[str, int]]:
         (8, 2, 5, 2, 2, 1, 16, 3, 16),  # one example at a time
         (8, 2, 4, 2, 2, 1, 16, 3, 16),  # one too many
         (5, 2, 99, 2, 2, 1, 16, 3, 16),
+        (3, 1, 5, 2, 4, 1, 5, 2, 4),  # whole, but no smaller part beside its sums
     ]
     base = {"global_batch": 80, "replicas": 2}
     special = [

@@ -12,6 +12,7 @@ from course_lib.exercises.probes import workers
 from course_lib.exercises.probes.ex08 import LARGE_RATE, MOMENTUM
 from course_lib.exercises.probes.ex08_outside import Outside
 
+FIRST_STEP = (1 + MOMENTUM) * LARGE_RATE  # of Nesterov's momentum: no rate that somebody reads off the optimizer
 SMALL = {"rows": 9, "micro_batch": 2}  # of a first call: what only a first step needs is not measured
 MICRO_BATCHES, PIXELS, WIDTH = 12, 32, 1536  # a copy of the gradients is a twentieth of what a micro-batch needs
 # TensorFlow's pool for oneDNN keeps what is freed, and so does malloc for pieces that it does not map one by one.
@@ -60,13 +61,13 @@ def measure_step(big_step, micro_batch, rows, seed):
         one = max(one, bench.plain_peak_bytes(in_graph=True))
     losses, gradients = bench.by_micro_batch()
     change, wanted = yours.pop("change"), _candidates(gradients, [len(part) for _, part in bench.parts])
-    wanted["one by one"] = -bench.change_one_by_one() / LARGE_RATE
+    wanted["one by one"] = -bench.change_one_by_one() / FIRST_STEP
     peak_bytes = {"gradients": 4 * gradients[0].size, "one": one, "yours": yours.pop("peak_bytes")}
     return {
         **yours,
         "bytes": peak_bytes,
         "off": {
-            name: float(np.linalg.norm(change + LARGE_RATE * gradient) / np.linalg.norm(LARGE_RATE * gradient))
+            name: float(np.linalg.norm(change + FIRST_STEP * gradient) / np.linalg.norm(FIRST_STEP * gradient))
             for name, gradient in wanted.items()
         },
         "losses": losses,
@@ -118,7 +119,7 @@ class _Bench:
     def new_optimizer(self):
         import keras
 
-        optimizer = keras.optimizers.SGD(LARGE_RATE, momentum=MOMENTUM)
+        optimizer = keras.optimizers.SGD(LARGE_RATE, momentum=MOMENTUM, nesterov=True)
         optimizer.build(self.model.trainable_variables)
         return optimizer
 
