@@ -159,7 +159,7 @@ BIG_STEP = question(
         "sum over rows": _changed_as("sum over rows"),
         "first one alone": _changed_as("first alone"),
         "last one full": _changed_as("all full"),
-        "by hand": lambda answers, seed: answers["updates"] == 0 and answers["off"]["right"] <= CONVOLUTION,
+        "by hand": lambda answers, seed: answers["off"]["by the rate alone"] <= CONVOLUTION,
         "few digits": lambda answers, seed: CONVOLUTION < answers["off"]["right"] <= ROUGH,
         "one by one": _changed_as("one by one"),
         "kept for the next step": lambda answers, seed: answers["repeated_off"] > CONVOLUTION,

@@ -94,7 +94,7 @@ def warm_ups(seed: int) -> list[tuple[int, float, int, int]]:
     tiny += [(1, 1.0, 5, 2), (2, 1.0, 5, 2), (0, 1.0, 1, 2), (1, 1.0, 1, 2), (0, 1.0, 3, 1), (1, 1.0, 3, 1)]
     rng = np.random.default_rng(seed)
     rate, replicas, warmup = float(rng.uniform(0.01, 0.1)), int(rng.integers(2, 9)) * 4, int(rng.integers(5, 20)) * 10
-    steps = (0, 1, warmup // 5, warmup // 2, warmup - 1, warmup, 3 * warmup)
+    steps = (0, 1, warmup // 5, warmup // 2, warmup - 1, warmup, 3 * warmup, 10_000 * warmup)
     return tiny + [(step, rate, replicas, warmup) for step in steps]
 
 

@@ -131,7 +131,8 @@ def loads(seed: int) -> list[dict[str, float]]:
 
     large = {"memory_gigabytes": float(rng.uniform(1, 2)), "workers": 2, "table_rows": 2_000_000_000, "slots": 2}
     small = {"workers": 1, "table_rows": 1_000_000, "compute_seconds": 10.0}
-    parts = [full | {"memory_gigabytes": size} for size in (2.2, 2.7, 4.4, 2.1e-3)]  # 2.7, 2.2, 1.4 and 2,857.1 servers
+    sizes = (2.2, 2.7, 4.4, 2.1e-3, 1.9973)  # 2.7, 2.2, 1.4, 2,857.1 and 3.004 servers
+    parts = [full | {"memory_gigabytes": size} for size in sizes]
     return [full, busy, *parts, *(load() for _ in range(3)), load(**large), load(**small)]
 
 

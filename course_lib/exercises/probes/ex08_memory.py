@@ -62,6 +62,7 @@ def measure_step(big_step, micro_batch, rows, seed):
     losses, gradients = bench.by_micro_batch()
     change, wanted = yours.pop("change"), _candidates(gradients, [len(part) for _, part in bench.parts])
     wanted["one by one"] = -bench.change_one_by_one() / FIRST_STEP
+    wanted["by the rate alone"] = wanted["right"] / (1 + MOMENTUM)
     peak_bytes = {"gradients": 4 * gradients[0].size, "one": one, "yours": yours.pop("peak_bytes")}
     return {
         **yours,
