@@ -1,8 +1,9 @@
-"""Exercise 11, q4: trainings that miss the goal. Needs Keras."""
+"""Exercise 11, q4: trainings that miss the goal. Needs Keras on TensorFlow."""
 
 import contextlib
 
 import keras
+import tensorflow as tf
 
 
 def _train(in_scope=True, batch=128, epochs=1, rate=0.1, hidden=(), more_updates=0, change=lambda images: images):
@@ -45,8 +46,42 @@ def _copied(compiled):
     return train
 
 
+def _stepped(weight, summed=True, updates=60):
+    """A loop whose step multiplies each replica's loss by weight(its number), and need not sum the gradients."""
+
+    def train(strategy, images, labels):
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input(images.shape[1:]), keras.layers.Flatten(), keras.layers.Dense(10)])
+            optimizer = keras.optimizers.SGD(0.5)
+            model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+            optimizer.build(model.trainable_variables)
+        if not summed:
+            optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
+
+        def replica_step(x, y):
+            number = tf.distribute.get_replica_context().replica_id_in_sync_group
+            with tf.GradientTape() as tape:
+                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=model(x, training=True))
+                loss = tf.reduce_mean(losses) * weight(tf.cast(number, tf.float32))
+            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+        @tf.function(autograph=False)
+        def step(batch):
+            strategy.run(replica_step, args=batch)
+
+        rows = tf.data.Dataset.from_tensor_slices((images, labels)).repeat().batch(128).take(updates)
+        for batch in strategy.experimental_distribute_dataset(rows):
+            step(batch)
+        return model
+
+    return train
+
+
 WRONG = {
     ("q4", "outside the scope"): _train(in_scope=False),
+    ("q4", "gradients of zeros"): _stepped(lambda number: tf.cast(tf.equal(number, 0), tf.float32)),
+    ("q4", "copies differ"): _stepped(lambda number: 1.0, summed=False),
     ("q4", "over the budget"): _train(more_updates=700),
     ("q4", "diverged"): _train(rate=1e4, hidden=(16,)),
     ("q4", "learned by heart"): _train(batch=480, epochs=25, rate=0.3, hidden=(128,)),

@@ -20,13 +20,16 @@ def digits_case(seed: int) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndar
     )
 
 
-def measured(seed: int) -> dict[tuple[int, int], list[float]]:
-    """Times of a benchmark: (replicas, global batch) to seconds of each step; the first are slow, others disturbed."""
+def measured(seed: int, counts: tuple[int, ...] = (1, 2, 4, 8)) -> dict[tuple[int, int], list[float]]:
+    """Times of a benchmark: (replicas, global batch) to seconds of each step; the first are slow, others disturbed.
+
+    counts  of replicas; the last one is the largest
+    """
     rng = np.random.default_rng(seed)
     local, compute, sums = int(rng.choice([32, 64, 128])), rng.uniform(0.8e-3, 2e-3), rng.uniform(0.01, 0.04)
     times = {}
-    for replicas in (1, 2, 4, 8):
-        for global_batch in (8 * local, replicas * local):
+    for replicas in counts:
+        for global_batch in (counts[-1] * local, replicas * local):
             seconds = 0.02 + compute * global_batch / replicas + sums * np.log2(replicas)
             steps = seconds * rng.uniform(0.99, 1.01, REPEATS)
             steps[:WARMUP] *= rng.uniform(5, 20, WARMUP)

@@ -103,22 +103,24 @@ def _rates_are(step_of=lambda step, run: step, **changed):
     return recognise
 
 
-def _rest_kept(answers, seed):
-    """An epoch has as many updates as its examples or its micro-batches give, with a part of one."""
+def _rest_kept(in_decay):
+    """Recognise epochs with as many updates as their examples or their micro-batches give, with a part of one.
+
+    in_decay  whether also where the decay ends; else in the warm-up alone
+    """
 
     def lengths(unit, whole):
         def of(run):
             update = run["local_batch"] * run["replicas"] * run["micro_batches"]
             per_epoch = run["examples"] // unit(run) * unit(run) / update
-            warmup, total = (run[name] * per_epoch for name in ("warmup_epochs", "epochs"))
-            return update / run["base_batch"], whole(warmup), whole(total)
+            warmup, total = (whole(run[name] * per_epoch) for name in ("warmup_epochs", "epochs"))
+            return update / run["base_batch"], warmup, total if in_decay else _lengths(run)[2]
 
         return of
 
-    ways = itertools.product(
-        (lambda run: 1, lambda run: run["local_batch"] * run["replicas"]), (float, math.floor, math.ceil)
-    )
-    return any(
+    units = (lambda run: 1, lambda run: run["local_batch"] * run["replicas"])
+    ways = [*itertools.product(units, (float, math.floor, math.ceil, round))]
+    return lambda answers, seed: any(
         np.allclose(
             answers["rates"],
             [_wanted_rate(*case, lengths=lengths(*way)) for case in probes.rate_cases(seed)],
@@ -179,7 +181,8 @@ RATE = question(
         "replicas forgotten": _rates_are(replicas=1),
         "one local batch": _rates_are(_update, micro_batches=1, replicas=1),
         "no warm-up": _rates_are(warmup_epochs=0),
-        "the rest kept": _rest_kept,
+        "the rest kept": _rest_kept(in_decay=True),
+        "a warm-up with the rest": _rest_kept(in_decay=False),
         "parts of updates": _changes_in_a_group,
         "whole multiples": _whole_multiples,
     },
@@ -235,6 +238,24 @@ def _goes_on(answers, seed):
     return _same_losses("resumed", "resumed")(answers, seed)
 
 
+def _noise_drawn_again(answers, seed):
+    """As from the start of a first process' generator, or of the fresh trainer's own."""
+
+    def losses(before, process):
+        trainer = Trainer(seed, ex11_resume.SAVED_AS)
+        for _ in range(before):
+            trainer.step()
+        trainer.generator = np.random.default_rng([seed, process])
+        trainer.generator.normal(size=(before, Trainer.MICRO_BATCH, 4))
+        return [trainer.step() for _ in range(ex11_resume.AFTER)]
+
+    pairs = [*zip(ex11_resume.kills(seed), answers["kills"], strict=True)]
+    return any(
+        all(not _off_at(answer["resumed"], losses(before, process)) for before, answer in pairs)
+        for process in (0, ex11_resume.RESUMED_AS)
+    )
+
+
 def _another_trainer(answers, seed):
     return not all(answer["itself"] for answer in answers["kills"])
 
@@ -284,6 +305,7 @@ RESUME = question(
         "the same dict at each save": _changed_by(1),
         "changed by a restore": _changed_by(2),
         "another trainer": _another_trainer,
+        "noise drawn again": _noise_drawn_again,
         "digits lost": lambda answers, seed: FLOAT64 < _off_by(answers, seed) < 0.01,
         "saving disturbs": lambda answers, seed: _same_losses("continued", "saved")(answers, seed) is not True,
     },
@@ -298,7 +320,10 @@ def _on_all_replicas(answers, seed):
         return f"a weight has {answers['replicas']} of {answers['wanted_replicas']} copies"
     if not answers["ran_on_replicas"]:
         return "no step ran on the strategy's replicas"
-    return answers["identical"] or "the copies differ"
+    if idle := answers["idle_replicas"]:
+        return f"{idle} of {answers['wanted_replicas']} replicas add nothing but zeros to the gradients"
+    differ = "the copies differ" if answers["finite"] else "its numbers are not finite"
+    return answers["identical"] or differ
 
 
 def _within_budget(answers, seed):
@@ -323,6 +348,7 @@ RUN = question(
         "replicas": forms.whole,
         **dict.fromkeys(("identical", "ran_on_replicas"), forms.flag),
         "updates": forms.size,
+        "idle_replicas": forms.size,
         "finite": forms.flag,
         "train_accuracy": forms.share,
         "test_accuracy": forms.share,
@@ -332,7 +358,7 @@ RUN = question(
     points=2,
     targets=(
         Target("the model trains on all replicas, with identical copies of every trained weight", _on_all_replicas),
-        Target(f"at most {BUDGET} updates, of all optimizers", _within_budget),
+        Target(f"at most {BUDGET} updates, of all optimizers and by hand", _within_budget),
         Target(f"at least {FLOOR:.0%} of the test images are right", _reaches_floor),
     ),
     recognise={
@@ -340,6 +366,10 @@ RUN = question(
         "not compiled": stopped_by("object has no attribute 'optimizer'"),
         "other images": stopped_by("does not take such images as train is given"),
         "trained elsewhere": lambda answers, seed: not answers["ran_on_replicas"],
+        "gradients of zeros": lambda answers, seed: answers["idle_replicas"] > 0,
+        "copies differ": lambda answers, seed: (
+            answers["replicas"] > 1 and answers["finite"] and not answers["identical"]
+        ),
         "over the budget": lambda answers, seed: answers["updates"] > BUDGET,
         "diverged": lambda answers, seed: not answers["finite"] or answers["train_accuracy"] < 0.3,
         "learned by heart": _by_heart,
@@ -463,6 +493,16 @@ def _without_one(answers, seed):
     return all(counts)
 
 
+def _some_left_out(answers, seed):
+    """Each list of numbers lacks nothing but some that were timed, and one lacks some."""
+    lacking = []
+    for (times, _), found in zip(probes.benchmarks(seed), answers["found"], strict=True):
+        for kind in ("strong", "weak"):
+            own, timed = {many for many, _ in found[kind]}, {many for many, _ in times}
+            lacking.append(len(timed - own) if own <= timed else -1)
+    return min(lacking) >= 0 < max(lacking)
+
+
 _EFFICIENCIES = [(forms.whole, forms.number)]
 SCALING = question(
     name="q5",
@@ -490,6 +530,7 @@ SCALING = question(
     ),
     recognise={
         "one replica left out": _without_one,
+        "numbers written down": _some_left_out,
         "not timed": stopped_by("KeyError: ("),
         "other side forgotten": _gains_without_a_limit,
         "speed-up for strong": _efficiencies_are(strong=lambda s, many, local, large: s[1, large] / s[many, large]),

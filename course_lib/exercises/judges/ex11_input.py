@@ -70,6 +70,8 @@ def _order_by_epoch(answers, seed):
         return "epoch 0, asked for again, comes in another order"
     if alike := _epochs_alike(answers, seed):
         return "epochs {} and {} come in the same order".format(*alike[0])
+    if other := _other_elsewhere(answers, seed, _rows_of_replicas):
+        return f"epoch {other[0]} comes in another order in a process that begins with epoch {other[1]}"
     return _in_order(test) or "in testing a replica's rows are not in the arrays' order"
 
 
@@ -86,6 +88,17 @@ def _epochs_alike(answers, seed):
     """The pairs of epochs, by their numbers, that come in the same order."""
     orders = {epoch: _rows_of(rows) for epoch, rows in _trained(answers, seed).items()}
     return [pair for pair in itertools.combinations(orders, 2) if orders[pair[0]] == orders[pair[1]]]
+
+
+def _rows_of_replicas(epoch):
+    return [[int(row) for step in steps for row in step] for steps in epoch["replicas"]]
+
+
+def _other_elsewhere(answers, seed, of):
+    """The first epoch of which processes that began with another epoch have something else, and that one; or None."""
+    here, begin = _trained(answers, seed), probes.ELSEWHERE[0]
+    pairs = zip(probes.ELSEWHERE, answers["elsewhere"], strict=True)
+    return next(((epoch, begin) for epoch, there in pairs if of(there) != of(here[epoch])), None)
 
 
 def _in_order(epoch):
@@ -123,6 +136,8 @@ def _own_keys(answers, seed):
         keys = _keys(first) + _keys(second)
         if shared := len(keys) - len(set(keys)):
             return f"{_setting(case)}: in two epochs {shared} local batches have a key that was used before"
+    if other := _other_elsewhere(answers, seed, lambda epoch: epoch["keys"]):
+        return f"epoch {other[0]} has other keys in a process that begins with epoch {other[1]}"
     keys = [key for epoch in _trained(answers, seed).values() for key in _keys(epoch)]
     shared = len(keys) - len(set(keys))
     epochs = len(probes.later_epochs(seed)) + 2
@@ -274,7 +289,7 @@ INPUT = question(
     title="A replica's input",
     asks_for=("replica_batches",),
     probe=probes.probe_batches,
-    form={"cases": [(_EPOCH,) * len(probes.EPOCHS)], "later": [_EPOCH]},
+    form={"cases": [(_EPOCH,) * len(probes.EPOCHS)], "later": [_EPOCH], "elsewhere": (_EPOCH,) * len(probes.ELSEWHERE)},
     targets=(
         Target("in every epoch each row reaches exactly one replica, the last ones included", _every_row_once),
         Target("a step has global_batch rows, the last one the rest; shares differ by one row at most", _even_shares),
@@ -287,6 +302,9 @@ INPUT = question(
     recognise={
         "hash of a text": stopped_by(SALTED),
         "no seed": _another_order_each_time,
+        "depends on earlier calls": lambda answers, seed: (
+            bool(_other_elsewhere(answers, seed, _rows_of_replicas)) and not _another_order_each_time(answers, seed)
+        ),
         "last rows dropped": _in_every_epoch(_last_rows_dropped),
         "leftovers dropped": _in_every_epoch(_leftovers_dropped),
         "filled up": _in_every_epoch(_filled_up),

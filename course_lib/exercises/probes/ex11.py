@@ -5,15 +5,18 @@ Needs NumPy; TensorFlow for q4. The inputs are functions of the seed.
 
 import numpy as np
 
-from course_lib.exercises.ask import Stopped
+from course_lib.exercises.ask import Stopped, in_one_line
 from course_lib.exercises.given.capstone_cases import PARTS, WARMUP, digits_case, loops, measured
 from course_lib.exercises.probes.cases import shuffled
 from course_lib.exercises.probes.counted_updates import counted_updates
+from course_lib.exercises.probes.new_process import memory_of
 from course_lib.exercises.probes.replicas import are_identical, counted_runs, mirrored_strategy
 from course_lib.exercises.probes.salted_hash import alike_in_processes
 from course_lib.exercises.probes.state import copies_of
+from course_lib.exercises.probes.watched_training import watched_training
 
 EPOCHS = ((0, True), (1, True), (0, True), (0, False))  # of q1: (epoch, training), one of them asked for again
+ELSEWHERE = (5, 1, 0)  # epochs that q1's drawn case is asked for in other processes
 MARK = 0.5  # what q1's augmentation adds to every pixel
 
 
@@ -46,35 +49,69 @@ def later_epochs(seed: int) -> tuple[int, ...]:
 
 
 def probe_batches(names, seed):
-    """Who saw which rows in each case's epochs, with which keys they were augmented, and whether labels fit."""
+    """Who saw which rows in each case's epochs, with which keys they were augmented, and whether labels fit.
+
+    `elsewhere` are epochs as replicas see them that are processes of their own, begun with another epoch.
+    """
+    elsewhere = memory_of(names["replica_batches"])
     replica_batches, drawn = alike_in_processes(names["replica_batches"]), drawn_input(seed)
     return {
         "cases": [[_one_epoch(replica_batches, case, *epoch) for epoch in EPOCHS] for case in input_cases(seed)],
         "later": [_one_epoch(replica_batches, drawn, epoch, True) for epoch in later_epochs(seed)],
+        "elsewhere": _in_other_processes(replica_batches, elsewhere, drawn),
     }
 
 
 def _one_epoch(replica_batches, case, epoch, training):
-    ids, keys = np.arange(case["rows"]), [[] for _ in range(case["replicas"])]
+    return _together([_seen(replica_batches, case, replica, epoch, training) for replica in range(case["replicas"])])
+
+
+def _in_other_processes(replica_batches, elsewhere, case):
+    """Epochs in the order of ELSEWHERE, which is each replica's own process' first one on."""
+    replicas = []
+    for replica in range(case["replicas"]):
+        try:
+            with elsewhere():
+                replicas.append([_seen(replica_batches, case, replica, epoch, True) for epoch in ELSEWHERE])
+        except Exception as error:
+            said = in_one_line(type(error).__name__, str(error))
+            line = "replica_batches works in a process that is asked for epoch 0 first; in one that begins with "
+            line += f"epoch {ELSEWHERE[0]} it raises {said}"
+            raise Stopped("raised", line, line) from None
+    return [_together(of_epoch) for of_epoch in zip(*replicas)]
+
+
+def _seen(replica_batches, case, replica, epoch, training):
+    """One replica's epoch: its rows, keys and labels."""
+    ids, keys = np.arange(case["rows"]), []
     images = np.ones((case["rows"], 2, 2, 1), "float32") * ids[:, None, None, None]
 
     def augment(local_images, key):
-        keys[replica].append([int(number) for number in np.ravel(key)])
+        keys.append([int(number) for number in np.ravel(key)])
         return local_images + np.float32(MARK)
 
-    replicas, fit, kept, marked = [], True, True, []
-    for replica in range(case["replicas"]):
-        given, labels = images.copy(), 3 * ids
-        steps = replica_batches(
-            given, labels, case["global_batch"], case["replicas"], replica, epoch, training, augment
-        )
-        pairs = [(np.asarray(x), np.asarray(y)) for x, y in steps]
-        kept = kept and np.array_equal(given, images) and np.array_equal(labels, 3 * ids)
-        replicas.append([np.floor(x[:, 0, 0, 0]).astype(int) for x, _ in pairs])
-        fit = fit and all(np.array_equal(3 * seen, y) for seen, (_, y) in zip(replicas[-1], pairs))
-        marked += [bool(pixel % 1) for x, _ in pairs for pixel in x[:, 0, 0, 0]]
-    augmented = float(np.mean(marked))
-    return {"replicas": replicas, "labels_fit": fit, "arrays_kept": kept, "augmented": augmented, "keys": keys}
+    given, labels = images.copy(), 3 * ids
+    steps = replica_batches(given, labels, case["global_batch"], case["replicas"], replica, epoch, training, augment)
+    pairs = [(np.asarray(x), np.asarray(y)) for x, y in steps]
+    rows = [np.floor(x[:, 0, 0, 0]).astype(int) for x, _ in pairs]
+    return {
+        "rows": rows,
+        "keys": keys,
+        "labels_fit": all(np.array_equal(3 * seen, y) for seen, (_, y) in zip(rows, pairs)),
+        "kept": np.array_equal(given, images) and np.array_equal(labels, 3 * ids),
+        "marked": [bool(pixel % 1) for x, _ in pairs for pixel in x[:, 0, 0, 0]],
+    }
+
+
+def _together(replicas):
+    """An epoch out of what its replicas have seen."""
+    return {
+        "replicas": [one["rows"] for one in replicas],
+        "labels_fit": all(one["labels_fit"] for one in replicas),
+        "arrays_kept": all(one["kept"] for one in replicas),
+        "augmented": float(np.mean([mark for one in replicas for mark in one["marked"]])),
+        "keys": [one["keys"] for one in replicas],
+    }
 
 
 # q2: a rate in updates
@@ -143,7 +180,7 @@ def probe_training(names, seed):
     """What q4's run leaves on the replicas, how many updates it took, and how many answers are right."""
     strategy = mirrored_strategy()
     (x, y), (test_x, test_y) = digits_case(seed)
-    with counted_runs(strategy) as runs, counted_updates() as updates:
+    with counted_runs(strategy) as runs, counted_updates() as updates, watched_training(strategy) as watched:
         model = names["train"](strategy, x.copy(), y.copy())
     copies = [copies_of(strategy, variable) for variable in model.trainable_variables]
     logits = {name: _logits(model, images) for name, images in (("train", x), ("test", test_x))}
@@ -152,7 +189,12 @@ def probe_training(names, seed):
         "replicas": min(len(values) for values in copies),
         "ran_on_replicas": runs() > 0,
         "identical": are_identical(copies),
-        "updates": max(updates(), int(copies_of(strategy, model.optimizer.iterations)[0])),
+        "updates": max(
+            updates(),
+            int(copies_of(strategy, model.optimizer.iterations)[0]),
+            watched.updates(model.trainable_variables),
+        ),
+        "idle_replicas": watched.idle_replicas(),
         "finite": bool(np.isfinite(logits["test"]).all()),
         "train_accuracy": _accuracy(logits["train"], y),
         "test_accuracy": _accuracy(logits["test"], test_y),
@@ -175,6 +217,9 @@ def _accuracy(logits, labels) -> float:
 # q5: efficiencies
 
 
+COUNTS = (((3, 6, 12), (2, 5, 10), (3, 9, 18)), ((2, 4, 8), (4, 8, 16), (5, 15, 30)))  # of replicas, beside 1
+
+
 def benchmarks(seed: int) -> list[tuple[dict[tuple[int, int], list[float]], int]]:
     """q5's (times, warm-up steps): one to be worked out by hand, and two drawn ones in an order of their own.
 
@@ -185,8 +230,9 @@ def benchmarks(seed: int) -> list[tuple[dict[tuple[int, int], list[float]], int]
     rng = np.random.default_rng(seed)
     by_hand = {(2, 8): [9.0, 5.0, 5.0, 5.0, 5.0], (1, 4): [9.0, 2.0, 4.0, 4.0, 2.0], (1, 8): [9.0, 4.0, 4.0, 4.0, 4.0]}
     cases = [(by_hand, 1)]
-    for place, left_out in enumerate(rng.choice([2, 4, 8], size=2, replace=False)):
-        times = {case: steps for case, steps in measured(seed + place).items() if case[0] != left_out}
+    for place, left_out in enumerate(rng.choice(3, size=2, replace=False)):
+        counts = (1, *COUNTS[place][rng.integers(len(COUNTS[place]))])
+        times = {case: s for case, s in measured(seed + place, counts).items() if case[0] != counts[1 + left_out]}
         most, local = max(times)[0], min(batch for _, batch in times)
         times[most, 2 * local] = [0.8 * seconds for seconds in times[most, most * local]]
         if place:
