@@ -13,7 +13,6 @@ from course_lib.exercises.probes.new_process import memory_of
 from course_lib.exercises.probes.replicas import are_identical, counted_runs, mirrored_strategy
 from course_lib.exercises.probes.salted_hash import alike_in_processes
 from course_lib.exercises.probes.state import copies_of
-from course_lib.exercises.probes.watched_training import watched_training
 
 EPOCHS = ((0, True), (1, True), (0, True), (0, False))  # of q1: (epoch, training), one of them asked for again
 ELSEWHERE = (5, 1, 0)  # epochs that q1's drawn case is asked for in other processes
@@ -180,7 +179,7 @@ def probe_training(names, seed):
     """What q4's run leaves on the replicas, how many updates it took, and how many answers are right."""
     strategy = mirrored_strategy()
     (x, y), (test_x, test_y) = digits_case(seed)
-    with counted_runs(strategy) as runs, counted_updates() as updates, watched_training(strategy) as watched:
+    with counted_runs(strategy) as runs, counted_updates() as updates:
         model = names["train"](strategy, x.copy(), y.copy())
     copies = [copies_of(strategy, variable) for variable in model.trainable_variables]
     logits = {name: _logits(model, images) for name, images in (("train", x), ("test", test_x))}
@@ -189,12 +188,7 @@ def probe_training(names, seed):
         "replicas": min(len(values) for values in copies),
         "ran_on_replicas": runs() > 0,
         "identical": are_identical(copies),
-        "updates": max(
-            updates(),
-            int(copies_of(strategy, model.optimizer.iterations)[0]),
-            watched.updates(model.trainable_variables),
-        ),
-        "idle_replicas": watched.idle_replicas(),
+        "updates": max(updates(), int(copies_of(strategy, model.optimizer.iterations)[0])),
         "finite": bool(np.isfinite(logits["test"]).all()),
         "train_accuracy": _accuracy(logits["train"], y),
         "test_accuracy": _accuracy(logits["test"], test_y),
