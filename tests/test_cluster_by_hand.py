@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import errno
 import json
 import os
 import pickle
@@ -379,6 +380,14 @@ def test_a_task_knows_itself(tmp_path):
 
 
 # Links
+
+
+def test_a_kernel_that_gives_no_network_namespace_is_quoted(monkeypatch):
+    libc = SimpleNamespace(unshare=lambda kind: -1)
+    monkeypatch.setattr(limited_links.ctypes, "CDLL", lambda name, use_errno: libc)
+    monkeypatch.setattr(limited_links.ctypes, "get_errno", lambda: errno.EPERM)
+    with pytest.raises(OSError, match="no new network namespace: Operation not permitted"):
+        limited_links._new_namespace()
 
 
 def test_a_bucket_holds_two_milliseconds_and_ten_frames_or_more():
