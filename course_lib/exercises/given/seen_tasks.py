@@ -6,6 +6,7 @@ import numpy as np
 
 USUAL = ("train_step", "train_step", "save", "train_step", "evaluate", "train_step", "save", "train_step", "train_step")
 OWN = {7: "summary", 8: "export", 9: "predict"}  # a call that is none of these, by their number
+ALIKE = "step", "train_step_2"  # the one is part of "train_step", and that of the other
 NAMES = ("save", "evaluate", *OWN.values())  # which of them all tasks call, and which one alone, is drawn
 
 
@@ -62,8 +63,10 @@ def _after(calls, job) -> list[SeenTask]:
 
 
 def _renamed(rng, job) -> list[SeenTask]:
-    """The same job with its calls' names changed about."""
+    """The same job with its calls' names changed about; no two become one."""
     to = dict(zip(NAMES, rng.permutation(NAMES).tolist())) | {"train_step": str(rng.choice(["train_step", "step"]))}
+    if any(call in ALIKE for one in job for call in one.calls):
+        del to["train_step"]
     return [replace(one, calls=tuple(to.get(call, call) for call in one.calls)) for one in job]
 
 
@@ -212,9 +215,19 @@ def _falls_back(rng, length):
     )
 
 
+def _in_a_call_of_a_shorter_name(rng, length):
+    return _waiting(USUAL[:length]), _waiting((*USUAL[: length - 1], ALIKE[0]))
+
+
+def _came_back_from_a_call_of_a_longer_name(rng, length):
+    place = int(rng.integers(1, length - 2))
+    return _waiting(USUAL[:length]), _waiting((*USUAL[:place], ALIKE[1], *USUAL[place : length - 1]))
+
+
 _WAYS = (_late, _back_too_soon, _dead_too_soon, _dead_between_calls, _dead_in_a_call, _dead_in_its_own_call)
 _WAYS += (_one_fewer, _in_its_own_call, _came_back_from_its_own_call, _last_in_its_own_call, _swapped, _once_more)
 _WAYS += (_left_out, _left_out_and_reads, _reads, _computes, _another_first, _through_after_its_own_call)
 _WAYS += (_twice_in_its_own_call, _through_but_for_one)
 _WAYS += (_waits_elsewhere, _not_joined_alone, _dead_at_the_end, _before_its_first_call, _through_without_a_call)
 _WAYS += (_dead_without_a_call, _goes_ahead, _falls_back)
+_WAYS += (_in_a_call_of_a_shorter_name, _came_back_from_a_call_of_a_longer_name)

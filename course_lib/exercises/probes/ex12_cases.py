@@ -13,7 +13,8 @@ from course_lib.exercises.given import incidents
 
 STEPS = 11, 13  # until the threshold: prime, so that whoever looks at the loss in every kth step alone is late
 FAR = incidents.CLEAR  # no loss is nearer to the threshold than this factor
-HUGE = 1e30
+HUGE = 1e200  # its square is not finite
+BAD = [(part, value) for part in range(2) for value in (np.nan, np.inf, -np.inf)]  # in rows, in targets
 NAMES = ["".join(letters) for letters in itertools.permutations("ants")]  # the same letters, first ones and lengths
 NAMES += [name.capitalize() for name in NAMES]
 
@@ -81,7 +82,8 @@ def bad_batches(seed: int) -> list[dict[str, object]]:
     """q4: in one the first batch, the last and most are bad, in one none is, and in one all are.
 
     In the first of these the numbers are large, batches have other numbers of rows, and rows of zeros make a gradient
-    of zeros: of both workers in one step, of one in another, and beside a huge target in a third.
+    of zeros: of both workers in one step, of one in another, and beside a huge target in a third. Where none is bad,
+    no number is one of float32.
     """
     rng = np.random.default_rng([seed, 4])
     steps = int(rng.integers(18, 23))
@@ -95,7 +97,7 @@ def bad_batches(seed: int) -> list[dict[str, object]]:
         if worker == own:
             batches[one][0][:] = 0
             batches[huge][0][0], batches[huge][1][0] = 0, HUGE
-    none = _batches(rng, [1, 1, 5], scale=1)
+    none = _batches(rng, [1, 1, 5], scale=1e50)
     all_bad = _batches(rng, [4, 1, 3], scale=1)
     _spoil(rng, all_bad, range(3))
     return [incidents.bad_rows(seed, several=True), *map(_plain, (worst, none, all_bad))]
@@ -110,11 +112,17 @@ def _batches(rng, rows, scale) -> dict[str, object]:
 
 
 def _spoil(rng, settings, steps) -> None:
-    """Put a bad number into the rows or the targets of one worker or both, in each of these steps."""
-    for step in steps:
-        for worker in {*rng.integers(incidents.WORKERS, size=2).tolist()}:
-            part = settings["shards"][worker][step][rng.integers(2)]
-            part.flat[rng.integers(part.size)] = rng.choice([np.nan, np.inf, -np.inf])
+    """Put a bad number into the rows or the targets of one worker or both, in each of these steps.
+
+    Of many steps some have each kind of bad number once, on one worker alone.
+    """
+    kinds = rng.permutation(len(BAD)).tolist() if len(steps) > len(BAD) else []
+    for place, step in enumerate(rng.permutation(steps)):
+        alone = place < len(kinds)
+        for worker in {*rng.integers(incidents.WORKERS, size=1 if alone else 2).tolist()}:
+            number, value = BAD[kinds[place] if alone else rng.integers(len(BAD))]
+            part = settings["shards"][worker][step][number]
+            part.flat[rng.integers(part.size)] = value
 
 
 def _plain(settings) -> dict[str, object]:

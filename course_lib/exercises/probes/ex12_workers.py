@@ -3,6 +3,7 @@
 Needs TensorFlow; runs in the worker's own process, around the program.
 """
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -35,6 +36,7 @@ def watched(program: Callable, task, cases) -> dict[str, object]:
         return make(self, name, *args, **kwargs)
 
     func_graph.FuncGraph.__init__ = noted
+    _clear_groups_together(task)
     runs = []
     for number, arguments in enumerate(cases):
         own = [shard if worker == task.index else None for worker, shard in enumerate(arguments["shards"])]
@@ -50,7 +52,30 @@ def watched(program: Callable, task, cases) -> dict[str, object]:
 
 def _all_through(task, number) -> bool:
     """Whether all workers have run this case, too, before patience ends."""
-    marks = [task.folder / f"case {number} on worker {worker}" for worker in range(task.workers)]
+    return _all_reach(task, f"case {number}")
+
+
+def _clear_groups_together(task) -> None:
+    """Let no strategy go on before all workers have made theirs.
+
+    A process's second strategy clears the groups of workers of its first. A worker that went on at once would meet
+    another one's old groups, which are then cleared under it.
+    """
+    from tensorflow.python.eager import context
+
+    numbers, clear = itertools.count(), context.Context.enable_collective_ops
+
+    def cleared(self, server):
+        clear(self, server)
+        if number := next(numbers):  # the first time there are no old groups, and the server waits for the others
+            _all_reach(task, f"strategy {number}")
+
+    context.Context.enable_collective_ops = cleared
+
+
+def _all_reach(task, what) -> bool:
+    """Whether all workers get here before patience ends."""
+    marks = [task.folder / f"{what} on worker {worker}" for worker in range(task.workers)]
     marks[task.index].touch()
     until = time.monotonic() + PATIENCE
     while not (through := all(mark.exists() for mark in marks)) and time.monotonic() < until:
