@@ -260,10 +260,10 @@ def _combined(place, name, tolerance):
         if _within(own, wanted, tolerance) is not True:
             shown = ", ".join(f"[{', '.join(f'{number:g}' for number in shard)}]" for shard in tiny[:4])
             return f"for the shards {shown} your {name} is {own:.4g}, and {wanted:.4g} is wanted"
-        first, *_ = _shards(answers, seed)
-        alone = _within(answers["alone"][place], _MOMENTS[place](first), tolerance)
+        *_, last = _shards(answers, seed)
+        alone = _within(answers["last_alone"][place], _MOMENTS[place](last), tolerance)
         if alone is not True:
-            return f"with the first shard alone, {alone}"
+            return f"of the last shard alone, {alone}"
         return _within(answers["combined"][place], _MOMENTS[place](_whole(answers, seed)), tolerance)
 
     return holds
@@ -331,7 +331,7 @@ _STATISTICS = {
     "numbers_sent": [forms.count],
     "formats": [forms.text],
     "first_is_its_own": forms.flag,
-    "alone": (forms.any_number,) * 2,
+    "last_alone": (forms.any_number,) * 2,
     "tiny": (forms.any_number,) * 2,
     "combined": (forms.number,) * 2,
     "bright_variances": [forms.number],

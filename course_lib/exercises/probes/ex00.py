@@ -100,7 +100,7 @@ def probe_statistics(names, seed):
         "numbers_sent": [int(np.size(tensor)) for tensor in sent],
         "formats": [str(np.asarray(tensor).dtype) for tensor in sent],
         "first_is_its_own": np.shape(sent[0]) == np.shape(alone) and bool(np.allclose(sent[0], alone)),
-        "alone": [float(number) for number in names["combine"]([alone])],
+        "last_alone": [float(number) for number in names["combine"](sent[-1:])],
         "tiny": [float(number) for number in names["combine"](tiny)],
         "combined": [float(number) for number in names["combine"](sent)],
         "bright_variances": [float(names["combine"](statistics)[1]) for statistics in bright],
