@@ -282,7 +282,7 @@ def _order_right(answers, seed):
         return "asked twice, host 0 reads other examples"
     for following in (answers["next_epoch"], *answers["other_orders"]):
         if following.shape != answers["again"].shape or _repeats(following):
-            return "in the next epoch host 0 reads an example twice, or another number of them"
+            return "in another epoch, or with another seed, host 0 reads an example twice, or another number of them"
     for what in ("epoch", "seed"):
         if np.array_equal(answers["again"], answers[f"next_{what}"]):
             return f"the next {what} gives the same order"
