@@ -80,6 +80,9 @@ def _few_traces(answers, seed):
     for number, counted in enumerate(answers["traces"]):
         if not all(1 <= count <= 2 for count in counted):
             return f"the workers traced it {' and '.join(map(str, counted))} times, {_words(seed, number)}"
+    for number, counted in enumerate(answers["in_graphs"]):
+        if min(counted) < len(_schedule(seed, number)[0]):
+            return f"it computes {' and '.join(map(str, counted))} gradients on the workers, {_words(seed, number)}"
     return True
 
 
@@ -156,11 +159,16 @@ SCHEDULE = question(
     title="It crawls",
     asks_for=("traces_of", "train_quickly"),
     probe=probes.probe_schedule,
-    form={"counts": [forms.whole], "runs": runs.pairs(_TRAINED, RUNS), "traces": runs.pairs(forms.size, RUNS)},
+    form={
+        "counts": [forms.whole],
+        "runs": runs.pairs(_TRAINED, RUNS),
+        "traces": runs.pairs(forms.size, RUNS),
+        "in_graphs": runs.pairs(forms.size, RUNS),
+    },
     takes_long=True,
     targets=(
         Target("your rule gives the broken program's traces, exactly", _rule_holds),
-        Target("your step is traced at least once and at most twice", _few_traces),
+        Target("your step is traced once or twice, and computes the gradient of each step", _few_traces),
         runs.each_run(
             "the weights are identical, and equal one device's to 0.001%", runs.identical_and(_trained), _words
         ),
@@ -170,6 +178,7 @@ SCHEDULE = question(
         "sizes still": _by_sizes,
         "rates still": _traced(lambda sizes, rates: len({*rates}), _distinct),
         "no tf.function": _traced(lambda sizes, rates: 0),
+        "eager after its trace": lambda answers, seed: answers["in_graphs"] == [[1, 1]] * RUNS,
         "first rate for ever": _trained_by("first", "second", "since then"),
         "padding counts": _trained_by("padded"),
         "steps by size": _trained_by("sorted", "with rates"),

@@ -59,11 +59,13 @@ def schedules(seed: int) -> list[tuple[list[int], list[float]]]:
 
 
 def probe_schedule(names, seed):
-    """The learner's number of traces for each schedule; what each worker returned, and the traces counted there."""
+    """The learner's number of traces for each schedule; what each worker returned, and what was counted there."""
     counts = [names["traces_of"](list(sizes), list(rates)) for sizes, rates in schedules(seed)]
     runs = _run(names["train_quickly"], ex12_cases.programs_schedules(seed))
     traces = [[_traces(*parts) for parts in zip(run, runs[-1])] for run in runs]
-    return {"counts": counts, "runs": [[found["result"] for found in run] for run in runs], "traces": traces}
+    in_graphs = [[_steps_in_graphs(*parts) for parts in zip(run, runs[-1])] for run in runs]
+    results = [[found["result"] for found in run] for run in runs]
+    return {"counts": counts, "runs": results, "traces": traces, "in_graphs": in_graphs}
 
 
 def _traces(found, single) -> int:
@@ -74,6 +76,11 @@ def _traces(found, single) -> int:
     """
     unit = single["products"]
     return max(found["traces"], math.ceil(found["products"] / unit - 0.3) if unit else 0)
+
+
+def _steps_in_graphs(found, single) -> int:
+    """In how many steps of a run the gradient was computed in a traced graph, as in the run of a single step."""
+    return round(found["run"] / single["run"]) if single["run"] else 0
 
 
 def _diagnosed_and_run(names, diagnosis, program, cases, **more):

@@ -3,6 +3,7 @@
 Needs TensorFlow; runs in the worker's own process, around the program.
 """
 
+import functools
 import itertools
 import time
 from collections import Counter
@@ -10,6 +11,7 @@ from collections.abc import Callable
 
 PRODUCTS = {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Mul", "Einsum"}
 OTHER_GRAPHS = {"PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile"}
+GRADIENTS_OF_BRANCHES = {"_CondGradFuncGraph", "_WhileBodyGradFuncGraph"}  # take nothing in but what they differentiate
 WEIGHTS = 3  # no batch has so many rows
 PATIENCE = 8  # seconds for which a worker that is through waits for the others, before it leaves them alone
 
@@ -26,7 +28,9 @@ def watched(program: Callable, task, cases) -> dict[str, object]:
                                    one that multiplies no rows, such as a sum over the workers or an update alone, is
                                    no step
                        "products"  with rows, in all graphs that were traced, whatever function is around them
+                       "run"       of these products, each time that its graph runs
     """
+    import tensorflow as tf
     from tensorflow.python.framework import func_graph
 
     traced, make = [], func_graph.FuncGraph.__init__
@@ -36,15 +40,18 @@ def watched(program: Callable, task, cases) -> dict[str, object]:
         return make(self, name, *args, **kwargs)
 
     func_graph.FuncGraph.__init__ = noted
+    in_graphs = _RunInGraphs()
     _clear_groups_together(task)
     runs = []
     for number, arguments in enumerate(cases):
         own = [shard if worker == task.index else None for worker, shard in enumerate(arguments["shards"])]
         traced.clear()
+        in_graphs.begin(number)
+        tf.config.run_functions_eagerly(False)  # whatever the last run has left
         result = program(task, **{**arguments, "shards": own})
         if result is None or result is ...:
             return {"result": None}
-        runs.append({"result": result, **_counted(traced)})
+        runs.append({"result": result, **_counted(traced), "run": in_graphs.products()})
         if not _all_through(task, number):
             break
     return {"result": "returned", "runs": runs}
@@ -81,6 +88,47 @@ def _all_reach(task, what) -> bool:
     while not (through := all(mark.exists() for mark in marks)) and time.monotonic() < until:
         time.sleep(0.002)
     return through
+
+
+class _RunInGraphs:
+    """Counts the products with rows that traced graphs run, on a counter that each graph adds to."""
+
+    def __init__(self):
+        from tensorflow.python.framework import func_graph
+
+        self._counter, make = None, func_graph.func_graph_from_py_func
+
+        def counting(name, python_func, *args, **kwargs):
+            @functools.wraps(python_func)
+            def then_add(*inputs, **named):
+                outputs = python_func(*inputs, **named)
+                self._add()
+                return outputs
+
+            return make(name, then_add, *args, **kwargs)
+
+        func_graph.func_graph_from_py_func = counting
+
+    def begin(self, number: int) -> None:
+        """Count from 0, for the case of this number."""
+        self._counter, self._name = None, f"products run in case {number}"
+
+    def products(self) -> int:
+        import tensorflow as tf
+
+        return 0 if self._counter is None else int(tf.raw_ops.ReadVariableOp(resource=self._counter, dtype=tf.int64))
+
+    def _add(self) -> None:
+        import tensorflow as tf
+
+        graph = tf.compat.v1.get_default_graph()
+        if type(graph).__name__ in GRADIENTS_OF_BRANCHES or not (more := sum(map(_multiplies, graph.get_operations()))):
+            return
+        with tf.init_scope():
+            if self._counter is None:  # made here, as no strategy may be made after the first variable
+                self._counter = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=self._name)
+                tf.raw_ops.AssignVariableOp(resource=self._counter, value=tf.constant(0, tf.int64))
+        tf.raw_ops.AssignAddVariableOp(resource=self._counter, value=tf.constant(more, tf.int64))
 
 
 def _counted(traced) -> dict[str, int]:
