@@ -66,7 +66,7 @@ class Recorder:
         with open(path.with_suffix(".new"), "r+b") as file:
             self._map = mmap.mmap(file.fileno(), SIZE)
         path.with_suffix(".new").replace(path)  # so that a reader never sees half a file
-        self._notes = self._collectives = 0
+        self._notes = self.collectives = 0
         self._step = -1
         self._lock = threading.RLock()  # an object that is freed in between can import
         self._head()
@@ -93,12 +93,12 @@ class Recorder:
         with self._lock:
             NOW.pack_into(self._map, HEADER.size, len(text[:TEXT_BYTES]), text)
             if collective:
-                self._collectives += 1
+                self.collectives += 1
                 ENTRY.pack_into(
-                    self._map, self._place(self._collectives), self._collectives, False, len(text[:TEXT_BYTES]), text
+                    self._map, self._place(self.collectives), self.collectives, False, len(text[:TEXT_BYTES]), text
                 )
             self._head()
-            return self._collectives if collective else 0
+            return self.collectives if collective else 0
 
     def leave(self, number: int) -> None:
         """Note that a call came back."""
@@ -174,6 +174,11 @@ def step(number: int) -> None:
     """Say which step is done, where this process keeps a record."""
     for recorder in _own:
         recorder.step(number)
+
+
+def collectives() -> int:
+    """How many collective calls this process has entered; 0 where it keeps no record."""
+    return sum(recorder.collectives for recorder in _own)
 
 
 def path_of(folder: Path, task: str) -> Path:

@@ -224,6 +224,23 @@ def _came_back_from_a_call_of_a_longer_name(rng, length):
     return _waiting(USUAL[:length]), _waiting((*USUAL[:place], ALIKE[1], *USUAL[place : length - 1]))
 
 
+def _swapped_long_ago(rng, length):
+    """Since then all made the same calls."""
+    others, odd = _swapped(rng, length)
+    since = rng.choice(USUAL, rng.integers(20, 40)).tolist()
+    return [replace(one, calls=(*one.calls, *since)) for one in (others, odd)]
+
+
+def _through_after_a_call_of_a_shorter_name(rng, length):
+    """Its calls, one after the other, make a text with which the others' begins."""
+    return _waiting((ALIKE[1], *USUAL[:length])), SeenTask("", state="returned", calls=USUAL[:1])
+
+
+def _left_by_all_others(rng, length):
+    """Their processes are gone, and it waits in a call of its own."""
+    return replace(_waiting(USUAL[:length]), state="ended"), _waiting((*USUAL[: length - 1], OWN[length]))
+
+
 _WAYS = (_late, _back_too_soon, _dead_too_soon, _dead_between_calls, _dead_in_a_call, _dead_in_its_own_call)
 _WAYS += (_one_fewer, _in_its_own_call, _came_back_from_its_own_call, _last_in_its_own_call, _swapped, _once_more)
 _WAYS += (_left_out, _left_out_and_reads, _reads, _computes, _another_first, _through_after_its_own_call)
@@ -231,3 +248,4 @@ _WAYS += (_twice_in_its_own_call, _through_but_for_one)
 _WAYS += (_waits_elsewhere, _not_joined_alone, _dead_at_the_end, _before_its_first_call, _through_without_a_call)
 _WAYS += (_dead_without_a_call, _goes_ahead, _falls_back)
 _WAYS += (_in_a_call_of_a_shorter_name, _came_back_from_a_call_of_a_longer_name)
+_WAYS += (_swapped_long_ago, _through_after_a_call_of_a_shorter_name, _left_by_all_others)

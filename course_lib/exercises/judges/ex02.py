@@ -616,7 +616,7 @@ OWN_RUN = question(
         Target("the model returns logits", _logits),
         Target("one optimizer step per global batch of 128", _full_global_batches),
         Target("a step divides its 128 rows over the replicas", _rows_divided),
-        Target("most rows of x_train are trained on", _most_rows_seen),
+        Target("training reaches most rows of x_train", _most_rows_seen),
         Target("the last epoch's loss is below 0.8 of the first's", _loss_falls),
         Target("test accuracy at least 20 points above the commonest class", _learned),
         Target("no more than 1% of the test examples are also in the training data", _nothing_leaked),

@@ -147,7 +147,8 @@ PREPARE = question(
         "not distributed": lambda answers, seed: len(_first(answers)["shapes"][0]) == 1 < answers["replicas"],
         "not batched": lambda answers, seed: all(len(shape) == 1 for shape in _first(answers)["shapes"][0]),
         "last batch dropped": lambda answers, seed: (
-            len(_first(answers)["examples"]) == (probes.FULL_STEPS * probes.local_batch(seed) * answers["replicas"])
+            len(_first(answers)["examples"])
+            == (probes.full_steps(seed) * probes.local_batch(seed) * answers["replicas"])
         ),
         "the picture's batch": lambda answers, seed: _first_rows(answers) == 64,
         "one example in N": _one_in_n,

@@ -232,7 +232,7 @@ def _powers_of_two(made, given):
 
 def _kept(answers, seed):
     """The second call gives the first one's examples as well."""
-    first, second = probes.corpora(seed)
+    first, second, _ = probes.corpora(seed)
     twice = {"examples": [*first["examples"], *second["examples"]]}
     return not _missing(answers["made"][1], twice) and not _missing(answers["made"][0], first)
 
@@ -246,8 +246,8 @@ def _one_weight_a_row(answers, seed):
 BATCHES = (_nothing_lost, _shapes_allowed, _little_padding)
 
 
-def _both_calls(*holds):
-    """A target on the batches of each of the two calls."""
+def _all_calls(*holds):
+    """A target on the batches of each call."""
 
     def target(answers, seed):
         for made, given in zip(answers["made"], probes.corpora(seed), strict=True):
@@ -271,7 +271,7 @@ def _in_call(recognise):
 
 
 def _few_compilations(answers, seed):
-    if (allowed := _both_calls(_shapes_allowed)(answers, seed)) is not True:
+    if (allowed := _all_calls(_shapes_allowed)(answers, seed)) is not True:
         return allowed
     compiled, allowed = answers["compilations"], len(probes.corpora(seed)[0]["buckets"])
     return compiled <= allowed or f"{compiled} compilations for {len(answers['losses'])} batches"
@@ -285,7 +285,7 @@ FEW_SHAPES = question(
     asks_for=("make_batches", "mean_loss"),
     probe=probes.probe_batches,
     form={
-        "made": (_MADE, _MADE),
+        "made": (_MADE,) * 3,
         "compilations": forms.count,
         "losses": [forms.any_number],
         "gradients": [forms.any_array],
@@ -294,11 +294,11 @@ FEW_SHAPES = question(
     targets=(
         Target(
             "every example is there once, with weight 1, and everything else has weight 0",
-            _both_calls(_nothing_lost, _dtypes_right),
+            _all_calls(_nothing_lost, _dtypes_right),
         ),
         Target("`batch` rows and a length in `buckets`; JAX compiles at most once for each length", _few_compilations),
         Target(
-            "no more padding than with shortest buckets, and one unfilled batch of each", _both_calls(_little_padding)
+            "no more padding than with shortest buckets, and one unfilled batch of each", _all_calls(_little_padding)
         ),
         Target("each batch's loss and gradient equal those without padding, to 0.001%", _as_unpadded),
     ),
@@ -338,6 +338,6 @@ FEW_SHAPES = question(
         ),
         "sum": _mean_is(lambda weights: weights),
         "a token for each row": _one_weight_a_row,
-        "another dtype": lambda answers, seed: _both_calls(_dtypes_right)(answers, seed) is not True,
+        "another dtype": lambda answers, seed: _all_calls(_dtypes_right)(answers, seed) is not True,
     },
 )

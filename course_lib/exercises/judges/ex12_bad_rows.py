@@ -41,7 +41,8 @@ def _skipping(seed, number, rule="right"):
           "numbers": bad numbers count as 0; "steps": the rate falls with the steps; "stops": at the first bad batch;
           "half": as "zeros", but skipped where both parts are bad; "good workers": skipped there, and in the other
           batches the mean is over good parts; "sums": a sum for the mean; "paired": each worker leaves its own bad
-          batches out; "of zeros": a gradient of zeros is skipped, too
+          batches out; "of zeros": a gradient of zeros is skipped, too; "loss": where a loss is not finite;
+          "float32": where a gradient is beyond float32
     """
     settings = _settings(seed, number)
     weights, updates, shards = np.array(settings["first_weights"]), 0, settings["shards"]
@@ -54,11 +55,22 @@ def _skipping(seed, number, rule="right"):
                 break
             continue
         gradient = _gradient(batches, weights, rule)
-        if rule == "of zeros" and not gradient.any():
+        if rule in _SKIPS_MORE and _SKIPS_MORE[rule](gradient, batches, weights):
             continue
         weights = weights - settings["first_rate"] / (1 + (step if rule == "steps" else updates)) * gradient
         updates += 1
     return updates, weights
+
+
+def _loss_overflows(gradient, batches, weights):
+    return not np.isfinite([np.mean((x @ weights - y) ** 2) for x, y in batches]).all()
+
+
+_SKIPS_MORE = {
+    "of zeros": lambda gradient, batches, weights: not gradient.any(),
+    "loss": _loss_overflows,
+    "float32": lambda gradient, batches, weights: not np.isfinite(np.float32(gradient)).all(),
+}
 
 
 def _gradient(batches, weights, rule):
@@ -174,9 +186,14 @@ def _by_rule(*rules, somewhere=lambda run, seed, number: True):
     )
 
 
-def _skips_zeros(run, seed, number):
-    updates, weights = _skipping(seed, number, "of zeros")
-    return _counted(run) == [updates] * 2 and runs.close(run, weights)
+def _skips(rule):
+    """A recogniser: updates and weights are those of one of _SKIPS_MORE in every run."""
+
+    def fits(run, seed, number):
+        updates, weights = _skipping(seed, number, rule)
+        return _counted(run) == [updates] * 2 and runs.close(run, weights)
+
+    return runs.in_every_run(fits)
 
 
 def _counts_otherwise(run, seed, number):
@@ -217,7 +234,9 @@ BAD_ROWS = question(
         "sum for the mean": _by_rule("sums"),
         "stops for good": _by_rule("stops"),
         "one goes on": _goes_on("own", sends_zeros=True),
-        "gradient of 0": runs.in_every_run(_skips_zeros),
+        "gradient of 0": _skips("of zeros"),
+        "loss beyond float64": _skips("loss"),
+        "sums in float32": _skips("float32"),
         "another count": _by_rule("right", somewhere=_counts_otherwise),
         "where it ended": runs.said(runs.STEP, lambda step: step == _batches(incidents.bad_rows(probes.OWN_SEED)) - 1),
         "who waits": runs.other_task(_lost_each_other),

@@ -9,9 +9,10 @@ from course_lib.exercises.judges import ex12_runs as runs
 from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.probes import ex12 as probes
 from course_lib.exercises.probes import ex12_cases
+from course_lib.exercises.question import Target
 
 question = question_maker.of("12_when_it_hangs")
-RUNS = 3
+RUNS = 4
 
 
 @functools.lru_cache(maxsize=64)
@@ -64,6 +65,22 @@ def _same_steps(run, seed, number):
     if steps[0] != steps[1]:
         return f"they take {steps[0]} and {steps[1]}"
     return steps[0] == wanted or f"they take {steps[0]}, {'more' if steps[0] > wanted else 'fewer'} than one device"
+
+
+def _goes_on(answers):
+    """Whether a worker makes more collective calls where more steps may be taken and nothing else is new."""
+    return any(
+        later - first >= ex12_cases.MORE_STEPS for first, later in zip(answers["calls"][0], answers["calls"][-1])
+    )
+
+
+def _stops(answers, seed):
+    if (held := _AS_MANY.holds(answers, seed)) is not True or not _goes_on(answers):
+        return held
+    settings = ex12_cases.early_stops(seed)
+    most, more = (settings[number]["most_steps"] for number in (0, -1))
+    calls, later = (max(answers["calls"][number]) for number in (0, -1))
+    return f"with most_steps={most} they make {calls} collective calls, with {more} {later}: they don't stop"
 
 
 def _words(seed, number):
@@ -163,17 +180,18 @@ def _reads_others(answers, seed):
     return "NoneType" in answers["stopped"]["error"] and "shards" in answers["stopped"]["line"]
 
 
+_AS_MANY = runs.each_run("both workers take as many steps as one device", _same_steps, _words)
 _STOPPED = {"steps": forms.size, "weights": forms.any_array, str: forms.anything}
 EARLY_STOP = question(
     name="q2",
     title="It hangs",
     asks_for=("diagnosis_2", "stop_together"),
     probe=probes.probe_early_stop,
-    form={"diagnosis": runs.DIAGNOSIS, "runs": runs.pairs(_STOPPED, RUNS)},
+    form={"diagnosis": runs.DIAGNOSIS, "runs": runs.pairs(_STOPPED, RUNS), "calls": runs.pairs(forms.size, RUNS)},
     takes_long=True,
     targets=(
         runs.diagnosed(_left_first),
-        runs.each_run("both workers take as many steps as one device", _same_steps, _words),
+        Target(_AS_MANY.goal, _stops),
         runs.each_run(
             "their weights are identical, and equal one device's to 0.001%",
             runs.identical_and(lambda seed, number: _descent(seed, number)[0][_due(seed, number)]),
@@ -195,6 +213,7 @@ EARLY_STOP = question(
         "zeros of one that is through": _trained_by(
             lambda sums, rows, below: np.sum(sums * ~below, axis=0) / sum(rows)
         ),
+        "trains on": lambda answers, seed: _goes_on(answers) and _AS_MANY.holds(answers, seed) is True,
         "rounded": runs.in_every_run(_rounded),
         "others' rows": _reads_others,
         "two sums in one": runs.unlike_sums,

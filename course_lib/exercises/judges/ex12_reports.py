@@ -116,6 +116,14 @@ def _wrong_where(due, differs):
     return recognise
 
 
+def _one_of_those_gone(answers, seed):
+    """Where all others have ended, it names one of them; every other job's task is right."""
+    jobs = [(job, said, _odd(job)) for job, said, _ in _jobs(answers, seed)]
+    gone = [_others(odd, job)[0].state == "ended" for job, _, odd in jobs]
+    wrong = [task != odd.name for _, (task, _), odd in jobs]
+    return any(gone) and wrong == gone
+
+
 def _same_calls(odd, other):
     return sorted(odd.calls) == sorted(other.calls) if len(odd.calls) == len(other.calls) else None
 
@@ -238,6 +246,7 @@ DIAGNOSE = question(
     form={"jobs": [(forms.text, forms.text)]},
     targets=(Target("the right task in all jobs", _right_task), Target("the right cause in all jobs", _right_cause)),
     recognise={
+        "one of those gone": _one_of_those_gone,
         "names by place": _names_by_place,
         "first task is right": _as_the_first,
         "at left out": _wrong_at(_at_alone),

@@ -11,7 +11,11 @@ from course_lib.exercises.probes.replicas import local_arrays, mirrored_strategy
 from course_lib.exercises.probes.state import copies_of
 
 REPLICAS = 3  # fewer than the notebook's four, so that no fixed number of replicas is right
-FULL_STEPS = 7  # of an epoch: so many that batches in another order seldom leave the short one last
+
+
+def full_steps(seed: int) -> int:
+    """Of an epoch: so many that batches in another order seldom leave the short one last."""
+    return int(np.random.default_rng([seed, 1]).integers(19, 30))
 
 
 def local_batch(seed: int) -> int:
@@ -21,7 +25,7 @@ def local_batch(seed: int) -> int:
 
 def examples_of(seed: int, replicas: int) -> int:
     """How many examples there are: some full global batches, and a short one."""
-    return FULL_STEPS * local_batch(seed) * replicas + replicas + 1
+    return full_steps(seed) * local_batch(seed) * replicas + replicas + 1
 
 
 def rows(seed: int, count: int) -> np.ndarray:

@@ -11,12 +11,12 @@ TINY_MEANS = (  # losses, weights, and the mean
 )
 
 
-def corpora(seed: int) -> tuple[dict[str, object], dict[str, object]]:
-    """The two calls: examples, token numbers with 0 among them, in no order; a batch, and buckets.
+def corpora(seed: int) -> tuple[dict[str, object], ...]:
+    """The three calls: examples, token numbers with 0 among them, in no order; a batch, and buckets.
 
     Of the first one's buckets, the second fills its batches, and a whole batch is as long as its bucket: that is where
     comparisons go wrong. Of the second one's, none has an example of its length, one has none at all, one has no full
-    batch, and the longest fills its batch.
+    batch, and the longest fills its batch. The third one has hundreds of batches, and its tokens are any int32.
     """
     rng = np.random.default_rng(seed)
     batch, buckets = int(rng.integers(4, 7)), (8, 14, 30)
@@ -29,7 +29,16 @@ def corpora(seed: int) -> tuple[dict[str, object], dict[str, object]]:
     few = int(rng.integers(2, batch - 1))
     lengths = _lengths(rng, {(1, 4): batch + 1, (5, 11): batch, (12, 17): few, (24, 29): batch})
     made.append({"examples": _examples(rng, lengths), "batch": batch, "buckets": buckets})
+    made.append({"examples": _of_any_tokens(rng, rng.integers(1, 13, size=800)), "batch": 3, "buckets": (4, 8, 12)})
     return tuple(made)
+
+
+def _of_any_tokens(rng, lengths) -> list[np.ndarray]:
+    ends = np.iinfo("int32")
+    found = [rng.integers(ends.min, ends.max, size=n, dtype="int32", endpoint=True) for n in lengths]
+    for example in found:
+        example[rng.integers(len(example))] = rng.choice([-1, 1, ends.min, ends.max])
+    return found
 
 
 def _lengths(rng, counts) -> list[int]:
@@ -60,7 +69,7 @@ def token_losses(table, tokens):
 
 
 def probe_batches(names, seed):
-    """The learner's batches of both calls; how often JAX compiled a step for the first ones, and each one's loss and
+    """The learner's batches of all calls; how often JAX compiled a step for the first ones, and each one's loss and
     gradient; tiny means.
     """
     import jax

@@ -29,6 +29,9 @@ TINY_STREAMS = (  # (gradient, rows) of each micro-batch, k
     (WITH_A_REST, 2),
     ([(2, 3), (-3, 2), (5, 5), (0, 2), (4, 6)], 3),  # what is added up is zero after two, and after four
     ([(1, 2), (4, 1), (7, 1)], 2),
+    ([(1, 2), (4, 1), (0, 3)], 2),  # gradients of zero, in a group that is not full
+    ([(0, 2), (0, 1), (7, 1)], 2),
+    ([(3, 1), (-3, 1), (2, 4), (3, 2), (-1, 6)], 3),
 )
 ASKED_TWICE, GIVEN_AS_LIST = (2, 3), 5  # places among the streams
 
@@ -129,6 +132,7 @@ def runs_to_plan(seed: int) -> list[dict[str, int]]:
         (8, 2, 4, 2, 2, 1, 16, 3, 16),  # one too many
         (5, 2, 99, 2, 2, 1, 16, 3, 16),
         (3, 1, 5, 2, 4, 1, 5, 2, 4),  # whole, but no smaller part beside its sums
+        (8, 4, 9, 2, 2, 1, 17, 2, 17),  # one example is left, for four replicas
     ]
     base = {"global_batch": 80, "replicas": 2}
     special = [

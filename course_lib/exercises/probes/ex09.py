@@ -98,6 +98,13 @@ def transitions(seed: int) -> list[dict[str, object]]:
         case(gradients(first=math.inf)),
         case(gradients(), good_steps=growth - 3, scale=largest),
         case([np.full((3, 2), math.inf, "float16"), np.full(4, math.nan, "float16")]),
+        case(gradients(math.inf), scale=2.0),
+        case(gradients(), good_steps=growth - 1, scale=1.0),
+        case(gradients(math.nan), scale=largest),
+        {**case(gradients(), good_steps=0), "growth_steps": 1},
+        {**case(gradients(), good_steps=0, scale=1.0), "growth_steps": 1, "largest_scale": 1.0},
+        {**case(gradients(), good_steps=growth - 1, scale=2.0**39), "largest_scale": 2.0**40},
+        case([np.array(2.0**-20, "float16"), np.ones((1, 2, 3), "float16")]),
     ]
     return shuffled(rng, cases)
 

@@ -81,6 +81,10 @@ def _steps(replica_step, strategy, run, order, changed):
                 changed.append(name)
             super().__setattr__(name, value)
 
+        def apply(self, grads, trainable_variables=None):
+            changed.extend([*set(vars(self)) - {"watched", *own_names}, *_set_on(of_class)])
+            return super().apply(grads, trainable_variables)
+
     with strategy.scope():
         inputs = keras.Input((3,))
         hidden = keras.layers.Dense(1, dtype="mixed_float16")(inputs)
@@ -89,8 +93,9 @@ def _steps(replica_step, strategy, run, order, changed):
         optimizer = LossScaleOptimizer(inner, initial_scale=run["scale"])
         optimizer.build(model.trainable_variables)
     model.set_weights([run["weights"][:3], run["weights"][3]])
-    optimizer.watched = True
+    own_names = [*vars(optimizer)]
     of_class = {kind: dict(vars(kind)) for kind in LossScaleOptimizer.__mro__[:2]}
+    optimizer.watched = True
 
     step = on_replicas(strategy, replica_step)
     seen = []
@@ -106,8 +111,13 @@ def _steps(replica_step, strategy, run, order, changed):
                 "returned": [float(part) for part in local_arrays(strategy, returned)],
             }
         )
-    changed += [name for kind, own in of_class.items() for name in own if vars(kind).get(name) is not own[name]]
+    changed += _set_on(of_class)
     return seen
+
+
+def _set_on(of_class) -> list[str]:
+    """The names whose values are no longer those of the classes."""
+    return [name for kind, own in of_class.items() for name in own if vars(kind).get(name) is not own[name]]
 
 
 @contextlib.contextmanager

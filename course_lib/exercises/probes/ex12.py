@@ -23,8 +23,8 @@ def probe_diagnose(names, seed):
 
 
 def probe_early_stop(names, seed):
-    """The diagnosis, and what each worker returned."""
-    return _diagnosed_and_run(names, "diagnosis_2", "stop_together", ex12_cases.early_stops(seed))
+    """The diagnosis, what each worker returned, and the collective calls that it made."""
+    return _diagnosed_and_run(names, "diagnosis_2", "stop_together", ex12_cases.early_stops(seed), counted=["calls"])
 
 
 def probe_mixed_order(names, seed):
@@ -83,10 +83,11 @@ def _steps_in_graphs(found, single) -> int:
     return round(found["run"] / single["run"]) if single["run"] else 0
 
 
-def _diagnosed_and_run(names, diagnosis, program, cases, **more):
+def _diagnosed_and_run(names, diagnosis, program, cases, counted=(), **more):
     said = list(names[diagnosis]())
     runs = _run(names[program], cases, **more)
-    return {"diagnosis": said, "runs": [[found["result"] for found in run] for run in runs]}
+    found = {name: [[one[name] for one in run] for run in runs] for name in ("result", *counted)}
+    return {"diagnosis": said, "runs": found.pop("result"), **found}
 
 
 def _run(program, cases, **more):

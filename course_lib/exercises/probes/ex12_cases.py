@@ -12,6 +12,7 @@ import numpy as np
 from course_lib.exercises.given import incidents
 
 STEPS = 11, 13  # until the threshold: prime, so that whoever looks at the loss in every kth step alone is late
+MORE_STEPS = 50
 FAR = incidents.CLEAR  # no loss is nearer to the threshold than this factor
 HUGE = 1e200  # its square is not finite
 BAD = [(part, value) for part in range(2) for value in (np.nan, np.inf, -np.inf)]  # in rows, in targets
@@ -21,13 +22,18 @@ NAMES += [name.capitalize() for name in NAMES]
 
 @functools.lru_cache(maxsize=32)
 def early_stops(seed: int) -> list[dict[str, object]]:
-    """q2: one is through after a single update, and one after all but one of its many steps."""
+    """q2: one is through after a single update, and one after all but one of its many steps.
+
+    The last is the first, where more steps may be taken.
+    """
     rng = np.random.default_rng([seed, 2])
     one, small, large = 1, int(rng.integers(18, 30)), int(rng.integers(31, 50))
     steps = int(rng.integers(80, 120))
     early = {"rows": (one, small), "steps": 1, "most_steps": int(rng.integers(5, 50)), "scale": 1000}
     late = {"rows": (small, large), "steps": steps, "most_steps": steps + 1, "scale": 0.001}
-    return [incidents.early_stop(seed, STEPS), _stopping(rng, **early), _stopping(rng, **late)]
+    first = incidents.early_stop(seed, STEPS)
+    longer = {**first, "most_steps": first["most_steps"] + MORE_STEPS}
+    return [first, _stopping(rng, **early), _stopping(rng, **late), longer]
 
 
 def _stopping(rng, rows, steps, most_steps, scale) -> dict[str, object]:

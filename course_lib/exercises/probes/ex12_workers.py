@@ -29,9 +29,12 @@ def watched(program: Callable, task, cases) -> dict[str, object]:
                                    no step
                        "products"  with rows, in all graphs that were traced, whatever function is around them
                        "run"       of these products, each time that its graph runs
+                       "calls"     that entered collectives
     """
     import tensorflow as tf
     from tensorflow.python.framework import func_graph
+
+    from course_lib.hangs import recorder
 
     traced, make = [], func_graph.FuncGraph.__init__
 
@@ -48,10 +51,12 @@ def watched(program: Callable, task, cases) -> dict[str, object]:
         traced.clear()
         in_graphs.begin(number)
         tf.config.run_functions_eagerly(False)  # whatever the last run has left
+        calls = recorder.collectives()
         result = program(task, **{**arguments, "shards": own})
         if result is None or result is ...:
             return {"result": None}
-        runs.append({"result": result, **_counted(traced), "run": in_graphs.products()})
+        counted = {"run": in_graphs.products(), "calls": recorder.collectives() - calls}
+        runs.append({"result": result, **_counted(traced), **counted})
         if not _all_through(task, number):
             break
     return {"result": "returned", "runs": runs}
