@@ -36,6 +36,8 @@ def _updates_of(record):
 def _one_number_each(answers, seed):
     for record, staleness in zip(probes.records(seed), answers["staleness"], strict=True):
         applied = sum(event == "applied" for _, event in record)
+        if others := [kind for kind in answers["others"] if kind is not None]:
+            return f"you return an object of type {others[0]}"
         if len(staleness) != applied:
             return f"{applied} updates were applied, and you return {len(staleness)} numbers"
         if wrong := [number for number in staleness if type(number) is not int or number < 0]:
@@ -52,7 +54,7 @@ def _stale_by(read_again):
                 if len(record) <= SHORT:
                     wanted = [number for number, _ in updates]
                     return f"for {', '.join(map(' '.join, record))} you return {staleness}, and {wanted} is wanted"
-                return f"{len(wrong)} of {len(kind)} are wrong, the first is update {wrong[0]}, counted from 0"
+                return f"{len(wrong)} of {len(kind)} are wrong, the first is update {wrong[0] + 1}, counted from 1"
         return True
 
     return holds
@@ -94,6 +96,23 @@ def _since_its_last_update_in_records(answers, seed):
 _EMPTY = ("(expected 2, got 0)", "empty sequence", "iterable argument is empty")
 
 
+def _wanted_staleness(seed):
+    return [[number for number, _ in _updates_of(record)] for record in probes.records(seed)]
+
+
+def _floats(answers, seed):
+    """The right numbers, and some of them are floats."""
+    numbers = sum(answers["staleness"], [])
+    return answers["staleness"] == _wanted_staleness(seed) and any(type(number) is float for number in numbers)
+
+
+def _in_eight_bits(answers, seed):
+    """The right numbers but for those that 8 bits do not hold, with a sign or without."""
+    wanted = _wanted_staleness(seed)
+    ways = ([[(number + low) % 256 - low for number in numbers] for numbers in wanted] for low in (0, 128))
+    return answers["staleness"] != wanted and answers["staleness"] in ways
+
+
 def _lost_reads_numbered(answers, seed):
     """A number for each read; or for each update, and for each worker that was lost for good."""
     for record, staleness in zip(probes.records(seed), answers["staleness"], strict=True):
@@ -112,17 +131,22 @@ STALENESS = question(
     title="How stale is each update?",
     asks_for=("staleness_of",),
     probe=probes.probe_staleness,
-    form={"staleness": [[forms.number]]},
+    form={"staleness": [[forms.number]], "others": [forms.either(forms.text, forms.nothing)]},
     targets=(
-        Target("one int per applied update, 0 or more", _one_number_each),
+        Target("a list, a tuple or an array with one int per applied update, 0 or more", _one_number_each),
         Target("right for the updates of workers that read once", _stale_by(read_again=False)),
         Target("right for the updates of workers that were lost and read again", _stale_by(read_again=True)),
     ),
     recognise={
+        "gone through once": lambda answers, seed: any(
+            kind in ("generator", "map", "filter", "zip") for kind in answers["others"]
+        ),
         "since its last update": _since_its_last_update_in_records,
         "one call for each line": lambda answers, seed: "RecursionError" in answers["stopped"]["error"],
         "no update": lambda answers, seed: any(said in answers["stopped"]["error"] for said in _EMPTY),
         "by worker": _grouped_by_worker,
+        "floats": _floats,
+        "eight bits": _in_eight_bits,
         "a number for lost reads": _lost_reads_numbered,
         "one number for all": lambda answers, seed: all(len(set(numbers)) <= 1 for numbers in answers["staleness"]),
     },
@@ -254,7 +278,7 @@ def _tables(answers, seed):
 
 
 def _one_each(answers, seed):
-    cases = zip(_tables(answers, seed), (answers["devices"], answers["devices"][1:]))
+    cases = zip(_tables(answers, seed), table_probes.devices_to_cut_for(answers["devices"]))
     for (table, _, made), names in cases:
         if wrong := [device for variable, device, _ in made["shards"] if not variable]:
             return f"{len(wrong)} of {len(made['shards'])} are not a tf.Variable"
@@ -271,7 +295,7 @@ def _whole_table(answers, seed):
             return f"the table has the shape {table.shape}, and a shard of yours {other[0]}"
         joined = np.concatenate([rows for _, _, rows in made["shards"]])
         if len(joined) != len(table):
-            return f"the table has {len(table)} rows, and your shards have {len(joined)}"
+            return f"the table has {len(table)} rows, and your {len(made['shards'])} shards have {len(joined)}"
         if not np.array_equal(joined, table):
             return "one shard below the other, they are not the table"
     return True
@@ -315,8 +339,8 @@ def _rows_alone(answers, seed):
         if lookup["read_whole"]:
             return f"{lookup['read_whole']} of {len(lookup['touched'])} shards are read whole"
         if not len(np.unique(numbers)) <= sum(lookup["touched"]) <= len(numbers):
-            return f"for {len(numbers)} numbers the shards' gradients have {sum(lookup['touched'])} rows"
-    return len(answers["tables"]) == 2 or "the smaller table is not tried before the first one's rows are found"
+            return f"numbers asked for: {len(numbers)}, rows in the shards' gradients: {sum(lookup['touched'])}"
+    return len(answers["tables"]) > 1 or "smaller tables are not tried before the first one's rows are found"
 
 
 def _number_in_the_whole_table(answers, seed):
@@ -363,6 +387,13 @@ def _dealt_out(answers, seed):
     return all(np.array_equal(rows, one) for (_, _, rows), one in zip(made["shards"], dealt))
 
 
+def _always_four(answers, seed):
+    """Whether two devices, and one, have the first of four pieces, and the other pieces are lost."""
+    tables = _tables(answers, seed)[2:]
+    pieces = [(np.array_split(table, 4), [rows for _, _, rows in made["shards"]]) for table, _, made in tables]
+    return bool(tables) and all(all(map(np.array_equal, own, four)) for four, own in pieces)
+
+
 def _no_gradient(answers, seed):
     """The right rows, and no shard has a gradient."""
     lookups = answers["tables"][0]["lookups"]
@@ -377,7 +408,7 @@ TABLE = question(
     title="Cut a table, and leave it where it is",
     asks_for=("cut_table", "look_up"),
     probe=table_probes.probe_table,
-    form={"devices": forms.devices, "tables": forms.either((_TABLE,), (_TABLE, _TABLE))},
+    form={"devices": forms.devices, "tables": forms.either((_TABLE,), (_TABLE,) * 4)},
     targets=(
         Target("one variable on each device, in order", _one_each),
         Target("one below the other, the shards are the table: nothing twice, nothing missing", _whole_table),
@@ -395,6 +426,7 @@ TABLE = question(
         "not differentiable": _no_gradient,
         "table joined": _table_joined,
         "rows dealt out": _dealt_out,
+        "always four": _always_four,
         "equal parts alone": lambda answers, seed: (
             "does not result in an equal division" in answers["stopped"]["error"]
         ),

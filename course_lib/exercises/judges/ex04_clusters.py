@@ -72,7 +72,10 @@ def _each_applied_once(answers, seed):
     settings = probes.visits(seed)
     wanted = _table_after(settings, settings["batches"])
     found = _is_table(answers["table"], wanted)
-    return found if found is not True else _are_on_servers(answers, wanted)
+    found = found if found is not True else _are_on_servers(answers, wanted)
+    if found is True and answers["seen"]["writes"]:
+        return "after the first step something else than your steps' updates was written into it"
+    return found
 
 
 def _are_on_servers(answers, wanted):
@@ -155,7 +158,7 @@ def _applied_again(answers, seed):
 
 _SHARDS = [(forms.text, forms.array)]
 _SEEN = {"shards": _SHARDS, "after_steps": forms.either(_SHARDS, forms.nothing), "counted": [forms.whole]}
-_SEEN |= dict.fromkeys(("scheduled", "at_once"), forms.size)
+_SEEN |= dict.fromkeys(("writes", "scheduled", "at_once"), forms.size)
 _TRAINED = {"counted": forms.number, "table": forms.array, "seen": _SEEN, str: forms.anything}
 _TASKS = {"tasks": (forms.whole, forms.whole), "shards": [(forms.text, forms.size)], "staleness": [forms.distance]}
 TRAIN = question(
@@ -197,6 +200,7 @@ TRAIN = question(
         "nothing scheduled": lambda answers, seed: (
             answers["seen"]["scheduled"] == 0 and _each_applied_once(answers, seed) is True
         ),
+        "written besides": lambda answers, seed: answers["seen"]["writes"] > 0,
         "found once": _found_once,
         "in turns": lambda answers, seed: answers["seen"]["at_once"] == 1,
         "itself counted": lambda answers, seed: min(answers["staleness"]) == 1,
@@ -247,6 +251,23 @@ def _goes_on_after_the_save(answers, seed):
 def _in_groups(answers, seed):
     at_once = answers["at_once"]
     return at_once == probes.TOGETHER or f"at most {at_once} were under way at once, and a group has {probes.TOGETHER}"
+
+
+def _saved_early(answers, seed):
+    """Of each report with which no save was due, before the end: its updates, and whether there was one.
+
+    A save is new bytes in the task's folder that hold half a table or more; a note of a number is not one.
+    """
+    settings = probes.visits_through(seed)
+    half_a_table = 4 * settings["rows"] * settings["width"] / 2
+    rows = zip(answers["reports"], answers["saved"], strict=True)
+    early = [(done, saved) for (_, done), saved in rows if done % probes.SAVE_EVERY and done < probes.RUN]
+    return [(done, saved >= half_a_table) for done, saved in early]
+
+
+def _no_early_save(answers, seed):
+    early = [done for done, saved in _saved_early(answers, seed) if saved]
+    return not early or f"with the report of {early[0]} updates the task's folder has new files as large as a save"
 
 
 def _applied(answers, seed, *spans):
@@ -309,7 +330,9 @@ def _last_attempts_save_alone(answers, seed):
 
 
 def _saved_too_often(answers, seed):
-    return answers["counted"] == probes.RUN and _began(answers, seed, lambda done, saved: done)
+    """A save at each report, whichever of them are restored."""
+    early = _saved_early(answers, seed)
+    return bool(early) and all(saved for _, saved in early)
 
 
 def _a_group_too_late(answers, seed):
@@ -353,7 +376,7 @@ RECOVERY = question(
     title="Lose the server, and nothing else",
     asks_for=("train_through",),
     probe=probes.probe_recovery,
-    form={"reports": [(forms.whole, forms.number)], "at_once": forms.size, **_TRAINED},
+    form={"reports": [(forms.whole, forms.number)], "saved": [forms.size], "at_once": forms.size, **_TRAINED},
     takes_long=True,
     targets=(
         Target("after the kill the run goes on after the last save", _goes_on_after_the_save),
@@ -363,6 +386,7 @@ RECOVERY = question(
         ),
         Target(TABLE_IS_RIGHT, _applied_through),
         Target("the batches of a group are scheduled at once, and no more", _in_groups),
+        Target("before the end, nothing is saved where no save is due", _no_early_save),
     ),
     recognise={
         "nobody killed": lambda answers, seed: answers["stopped"]["error"] == probes.NOBODY_DIED,

@@ -3,6 +3,7 @@
 Needs NumPy; TensorFlow for q4 and q5, in separate processes. The inputs are functions of the seed.
 """
 
+import array
 import itertools
 import time
 
@@ -16,6 +17,7 @@ from course_lib.exercises.probes import ex04_servers, workers
 WORKERS = 2  # of q4 and q5: real processes
 UPDATES = 400  # of q4: so many that Keras' counter misses some
 TOGETHER, SAVE_EVERY, RUN = 10, 30, 130  # updates of q5
+LISTS = (list, tuple, np.ndarray, array.array)  # of q1: what has a length and can be gone through again
 NOBODY_DIED = "nobody died: call power_cut(done) at the end of each group"
 
 
@@ -137,8 +139,10 @@ def loads(seed: int) -> list[dict[str, float]]:
 
 
 def probe_staleness(names, seed):
-    """The learner's staleness of each update, for each record."""
-    return {"staleness": [list(names["staleness_of"](list(record))) for record in records(seed)]}
+    """The learner's staleness of each update, for each record; of what is not a list or an array its type's name."""
+    found = [names["staleness_of"](list(record)) for record in records(seed)]
+    others = [None if isinstance(one, LISTS) else type(one).__name__ for one in found]
+    return {"staleness": list(map(list, found)), "others": others}
 
 
 def probe_server(names, seed):
@@ -188,6 +192,8 @@ def probe_train(names, seed):
 def probe_recovery(names, seed):
     """(attempt, updates done) as reported; the coordinator's result and what its process saw; after all kills.
 
+    "saved" has, for each report, the bytes in the task's folder that were new since the report before.
+
     "at_once" is the most steps that any attempt had scheduled, and not yet waited for, by its last report.
     """
     arguments = visits_through(seed)
@@ -208,6 +214,7 @@ def probe_recovery(names, seed):
     return {
         **_returned_and_seen(outcome),
         "reports": [[report.attempt, report.values["done"]] for report in reports],
+        "saved": [report.values["new_bytes"] for report in reports],
         "at_once": max((report.values["at_once"] for report in reports), default=0),
     }
 

@@ -1,18 +1,27 @@
-"""What a coordinator's process sees of a learner's program: tables on servers, updates counted, steps scheduled.
+"""What a coordinator's process sees of a learner's program: tables on servers, updates counted, steps scheduled, saves.
 
 Needs TensorFlow and Keras; runs in the coordinator's own process, beside the program.
 """
 
+import contextlib
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from unittest import mock
+
+WRITES = ("assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_update", "scatter_nd_add")
+WRITES += ("scatter_nd_sub", "scatter_nd_update", "batch_scatter_update")
 
 
 def watched(program: Callable, task, **arguments) -> dict[str, object]:
-    """The program's result, and what does not rest on its word. Each report says as much of "at_once" as there was.
+    """The program's result, and what does not rest on its word. Each report says as much of "at_once" as there was, and
+    how many "new_bytes" the task's folder has since the report before, at first since the first step was scheduled.
 
     Returns  "result"
              "shards"       every float table of rank 2 that was made on a server: ["ps 0", its rows as nested lists]
              "after_steps"  the same, when the last steps had been waited for; None where none had
+             "writes"       into such a table after the first step was scheduled, by something else than steps: it has
+                            changed while no step was under way; the program wrote; or somebody assigned it whole
              "counted"      by each optimizer of Keras that was built
              "scheduled"    how many steps were
              "at_once"      the most of them that were not yet waited for
@@ -24,10 +33,26 @@ def watched(program: Callable, task, **arguments) -> dict[str, object]:
     steps, at_once, coordinator = 0, 0, tf.distribute.coordinator.ClusterCoordinator
     make, report = keras.optimizers.Optimizer.__init__, type(task).report
     schedule, join, done = coordinator.schedule, coordinator.join, coordinator.done
+    writes, files, program_thread = 0, _files(task.folder), threading.get_ident()
 
     def noted(next_creator, **kwargs):
         made.append(next_creator(**kwargs))
+        if _is_table(made[-1]):
+            made[-1].assign = _then(made[-1].assign, written)
+            for name in WRITES:
+                setattr(made[-1], name, _then(getattr(made[-1], name), written_by_program))
         return made[-1]
+
+    def written():
+        nonlocal writes
+        writes += steps > 0
+
+    def written_by_program():
+        if tf.executing_eagerly() and threading.get_ident() == program_thread:
+            written()
+
+    def changed_when_idle():
+        return not under_way and after_steps not in (None, shards())
 
     def made_optimizer(optimizer, *args, **kwargs):
         optimizers.append(optimizer)
@@ -44,7 +69,9 @@ def watched(program: Callable, task, **arguments) -> dict[str, object]:
             after_steps = shards()
 
     def scheduled(self, *args, **kwargs):
-        nonlocal steps, at_once
+        nonlocal steps, at_once, writes, files
+        writes += changed_when_idle()
+        files = files if steps else _files(task.folder)
         value = schedule(self, *args, **kwargs)
         under_way.add(id(value))
         steps, at_once = steps + 1, max(at_once, len(under_way))
@@ -58,7 +85,10 @@ def watched(program: Callable, task, **arguments) -> dict[str, object]:
         return said
 
     def counting(task, **values):
-        report(task, **values, at_once=at_once)
+        nonlocal files
+        before, files = files, _files(task.folder)
+        new = sum(size for file, (size, when) in files.items() if before.get(file) != (size, when))
+        report(task, **values, at_once=at_once, new_bytes=new)
 
     keras.optimizers.Optimizer.__init__ = made_optimizer
     coordinator.schedule, coordinator.join = scheduled, lambda self: _then(join, waited_for)(self)
@@ -69,6 +99,7 @@ def watched(program: Callable, task, **arguments) -> dict[str, object]:
         "result": result,
         "shards": shards(),
         "after_steps": after_steps,
+        "writes": writes + changed_when_idle(),
         "counted": [int(optimizer.iterations.numpy()) for optimizer in optimizers if optimizer.built],
         "scheduled": steps,
         "at_once": at_once,
@@ -83,6 +114,16 @@ def _server(variable) -> str:
     import tensorflow as tf
 
     return f"ps {tf.DeviceSpec.from_string(variable.device).task}"
+
+
+def _files(folder: Path) -> dict[Path, tuple[int, int]]:
+    """The size of each file, and when it was written."""
+    found = {}
+    for file in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a program may remove its files at any time
+            if file.is_file():
+                found[file] = file.stat().st_size, file.stat().st_mtime_ns
+    return found
 
 
 def _then(wait: Callable, after: Callable[[], None]) -> Callable:

@@ -12,21 +12,28 @@ def tables_to_cut(seed: int) -> list[tuple[np.ndarray, list[np.ndarray]]]:
     """q3's tables, (rows, width) float32, each with batches of numbers, (n,) int32.
 
     One whose rows 4 devices cannot share evenly: its first batch is one number, which is not its shard's first or last.
-    One of two rows, for 3 devices.
+    One of two rows, for 3 devices; one that 2 devices cannot share evenly; one for a single device.
     """
     rng = np.random.default_rng(seed)
     rows = 4 * int(rng.integers(4, 9)) + 2
     table = rng.normal(size=(rows, int(rng.integers(2, 5)))).astype("float32")
     batches = [np.array([rows - 2], "int32"), *(rng.integers(0, rows, size, "int32") for size in (9, 14))]
-    return [(table, batches), (table[:2], [np.array([1, 0, 1], "int32")])]
+    few = [np.array([1, 0, 1], "int32")], [np.array([6, 0, 3, 8], "int32")], [np.array([4, 2], "int32")]
+    return [(table, batches), *((table[:rows], batches) for rows, batches in zip((2, 9, 5), few))]
+
+
+def devices_to_cut_for(names: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Of each of these tables the devices: four; three, without the first; two, in another order; one."""
+    return [names[:4], names[1:4], names[3:1:-1], names[2:3]]
 
 
 def probe_table(names, seed):
-    """Of each table what `_cut` says: one on four devices; if that goes well, one on three, without the first."""
-    devices, (large, small) = device_names()[:4], tables_to_cut(seed)
-    tables = [_cut(names, *large, devices)]
+    """Of each table what `_cut` says: of the first, which is on four devices; if that goes well, of the others."""
+    devices = device_names()[:4]
+    (large, on_four), *others = zip(tables_to_cut(seed), devices_to_cut_for(devices))
+    tables = [_cut(names, *large, on_four)]
     if _goes_well(*large, tables[0]["lookups"]):
-        tables.append(_cut(names, *small, devices[1:]))
+        tables += [_cut(names, *table, on) for table, on in others]
     return {"devices": list(devices), "tables": tables}
 
 
