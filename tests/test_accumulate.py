@@ -158,6 +158,8 @@ def test_set_weights_takes_the_inner_optimizers_too():
     assert int(other.iterations) == 2 and int(other.added) == 1
     for here, there in zip(one.variables, other.variables):
         np.testing.assert_array_equal(here.numpy(), there.numpy())
+    with pytest.raises(ValueError, match="shorter"):
+        other.set_weights(one.variables[:-1])
 
 
 def test_a_tf_variable_is_taken_as_kerass_own_optimizers_take_it():

@@ -322,7 +322,7 @@ def test_with_restarts_left_a_hang_is_a_failure_to_recover_from():
     outcome = cluster.run(cluster.Job(waits_once, hang_seconds=2, restarts=1, resources=resources), show=None)
     assert outcome.results == {"worker 0": 1, "worker 1": 1} and outcome.restarts == 1
     (found,) = outcome.hangs
-    assert found.diagnosis.cause == "lock" and found.diagnosis.task == "worker 1"
+    assert found.diagnosis.cause == "lock" and found.diagnosis.task == "worker 1" and found.seconds == 2
 
 
 @pytest.mark.slow

@@ -104,6 +104,13 @@ def test_a_tensor_parallel_group_sums_its_share_of_the_tokens():
     assert step.tensor * A100.within == pytest.approx(2 * 600 * 2 * 6 / 3)
 
 
+def test_frozen_weights_are_gathered_twice_between_the_nodes_of_a_tensor_group():
+    """Of ZeRO-3's two shares each holds half, and sends it for the forward and for the backward pass."""
+    chain, layout = Chain("by hand", (Block("only", frozen_bytes=800),)), planner.Layout(data=2, tensor=8, zero=3)
+    step = step_time(chain, planner.Cluster(A100, 16), layout, 2, PLAIN)
+    assert step.data * A100.between == pytest.approx(2 * 800 / 2)
+
+
 @pytest.mark.parametrize("hidden, wanted", [(0.5, 0.5), (2, 0)])
 def test_the_attentions_products_hide_its_ring(hidden, wanted):
     ring = 3 / 4 * 3 * 500 * 2 / A100.within
@@ -437,6 +444,15 @@ def test_the_usual_precision_of_a_chip():
     names = {"a100-80gb": "mixed_bfloat16", "v100-32gb": "mixed_float16", "tpu-v5e": "mixed_bfloat16"}
     assert {name: planner.find_chip(name).usual_precision for name in names} == names
     assert replace(A100, flops_per_second={"float32": 1.0}).usual_precision == "float32"
+
+
+def test_no_share_of_a_peak_is_fitted_above_it():
+    """Runs ten times as fast as any chip's peak: what is left stays unexplained."""
+    found = calibrate.samples(published_runs.read_table(published_runs.PUBLISHED))["time"]
+    fast = {"time": [replace(one, measured=one.measured / 10) for one in found[:3]]}
+    fitted = vars(calibrate._fit(fast, "time", calibrate.START))
+    shares = [*fitted["matrix"].values(), *(fitted[name] for name in calibrate.SHARES)]
+    assert max(shares) == pytest.approx(1, rel=1e-3)
 
 
 def test_errors_and_times_of_published_runs_by_hand():

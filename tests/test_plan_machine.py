@@ -82,6 +82,23 @@ def test_every_piece_runs_alone_on_four_devices(kind):
         replay.replay(program, piece, FOUR)()
 
 
+def test_a_piece_takes_along_a_size_that_an_earlier_one_computes():
+    class Counted(keras.layers.Layer):
+        def call(self, x):
+            self.rows = tf.constant(3) + 1  # added where the graph runs
+            return x
+
+    class Folded(keras.layers.Layer):
+        def call(self, x):
+            return tf.reshape(x, tf.stack([counted.rows, 3]))
+
+    counted = Counted()
+    dense = [keras.layers.Dense(3) for _ in range(2)]
+    program = traced(keras.Sequential([keras.Input((3,)), dense[0], counted, dense[1], Folded()]))
+    for piece in replay.pieces(program):
+        replay.replay(program, piece, FOUR[:1])()
+
+
 def test_a_piece_computes_what_the_model_computes():
     """The gradient of a lone Dense layer, replayed on numbers of ones, against the product by hand."""
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, use_bias=False)])

@@ -249,6 +249,11 @@ for model in (cnn, models.transformer(50, 12, layers=1)):
     products = [b.name for b in network.blocks if b.flops]
     logits = network.blocks[-1].logits
     facts[model.name] = [network.parameters, network.slots, flops, scores, products, logits, kept > 0]
+import jax
+from course_lib.planner import trace_jax
+walk = trace_jax._Walk()
+arrays = [jax.ShapeDtypeStruct((2, 3), dtype) for dtype in ("float32", "bfloat16", "int8")]
+facts["bytes"] = [walk.tensors[walk.key(array)].bytes for array in arrays]
 print(json.dumps(facts))
 """
 
@@ -259,6 +264,7 @@ def test_jax_counts_the_same_without_tensorflow():
     done = subprocess.run([sys.executable, "-c", ON_JAX], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     on_jax = json.loads(done.stdout)
+    assert on_jax["bytes"] == [24, 12, 6]
     cnn = models.cnn((8, 8, 1), 10, filters=(4,), width=16, batch_norm="local")
     for model in (cnn, models.transformer(50, 12, layers=1)):
         network = from_keras(model)

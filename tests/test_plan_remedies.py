@@ -225,8 +225,14 @@ def test_a_vision_transformer_has_the_parameters_of_vit_b_16():
     chain = vision_transformer(12, 768, 12, 224, 16, 1000)
     assert chain.parameters + 2 * 768 == 86_567_656
     assert chain.flops / 2 == pytest.approx(17.56e9, rel=0.005)
-    assert chain.blocks[0].backward == 1 and chain.blocks[-1].logits == 1000 and chain.tied == 0
-    for sizes, words in (((224, 15, 10), "patches of 15 pixels do not divide"), ((224, 16, 0), "classes must be")):
+    assert chain.blocks[0].backward == 1 and chain.tied == 0
+    patches, pixels = 14 * 14 * 768, 3 * 224 * 224
+    assert (chain.blocks[0].flops, chain.blocks[0].kept, chain.blocks[0].inputs) == (2 * patches * 768, pixels, pixels)
+    numbers = 197 * 768  # of the class's token alone are a head's products
+    head = Block("output", 769_000, flops=2 * 768_000, kept=numbers, inputs=numbers, logits=1000)
+    assert chain.blocks[-1] == head
+    not_whole = "classes must be a whole number between 1 and 100,000,000, not 0"
+    for sizes, words in (((224, 15, 10), "patches of 15 pixels do not divide"), ((224, 16, 0), not_whole)):
         with pytest.raises(CourseError, match=words):
             vision_transformer(12, 768, 12, *sizes)
 
