@@ -168,6 +168,7 @@ def test_the_familys_own_window_and_one_as_long_as_the_example(read):
     "given, said",
     [
         ({**QWEN2, **ASKED, "max_window_layers": 20}, "means 8 of 28 layers with a window of 64 tokens"),
+        ({**QWEN2, **ASKED, "num_hidden_layers": 29}, "means 1 of 29 layers with a window of 64 tokens"),
         (GEMMA2, "means 13 of 26 layers with a window of 4,096 tokens"),
         ({**OPT, "word_embed_proj_dim": 512}, "word_embed_proj_dim means embeddings of another width, which"),
         ({**QWEN3_MOE, "decoder_sparse_step": 2}, "decoder_sparse_step means layers without experts, which"),
