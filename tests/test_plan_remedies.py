@@ -138,6 +138,10 @@ def test_tokens_travel_to_their_experts_and_back():
     layout = planner.Layout(16, expert=16)  # two nodes
     wide = step_time(replace(chain, experts=16), planner.Cluster(A100, 16), layout, 16, PLAIN)
     assert wide.tensor * A100.between == pytest.approx(4 * 15 / 16 * 1000 * 2)
+    for split, share in ((False, 1), (True, 1 / 2)):  # of the tokens that a device of a tensor group sends
+        layout = planner.Layout(4, tensor=2, expert=4, split_norms=split)
+        step = step_time(chain, planner.Cluster(A100, 8), layout, 4, PLAIN)
+        assert step.tensor * A100.within == pytest.approx(share * 4 * 3 / 4 * 1000 * 2)
 
 
 def test_experts_gradients_are_summed_over_fewer_replicas():
