@@ -40,7 +40,9 @@ def trainable(model) -> int:
 
 
 def test_an_mlp_by_hand():
-    network = from_keras(models.mlp((8, 8, 1), 10, width=32))
+    model = models.mlp((8, 8, 1), 10, width=32)
+    network = from_keras(model)
+    assert network.name == model.name
     assert sizes(network, "flops") == {"hidden": 2 * 64 * 32, "logits": 2 * 32 * 10}
     assert sizes(network, "parameters") == {"hidden": 64 * 32 + 32, "logits": 32 * 10 + 10}
     assert sizes(network, "inputs") == {"hidden": 64, "logits": 32}
