@@ -161,7 +161,11 @@ def _is_fast(chosen, sure):
 def _is_lean(chosen, sure):
     slowest = (1 + probes.NEAR) * min(one.step.total for one in sure)
     least = min(one.memory.total for one in sure if one.step.total <= slowest)
-    return chosen.memory.total <= (1 + NEARLY) * least or f"yours takes {chosen.memory.total / least:.3g} times as much"
+    if chosen.memory.total > (1 + NEARLY) * least:
+        return f"yours takes {chosen.memory.total / least:.3g} times as much"
+    figures = chosen.memory.total, chosen.step.total
+    tried = any(np.allclose(figures, (one.memory.total, one.step.total), rtol=NEARLY, atol=0) for one in sure)
+    return tried or "yours is none of those that the search tries"
 
 
 def _in_precision(chosen, sure):

@@ -22,11 +22,11 @@ PRECISIONS = ("float32", "mixed_bfloat16", "bfloat16_master", "float16_master")
 
 
 def state_cases(seed: int) -> list[dict[str, object]]:
-    """q1's arguments: each ZeRO stage alone, each with everything else, in all precisions."""
+    """q1's arguments: each ZeRO stage alone, each with everything else, all precisions; one model in three layouts."""
     rng = np.random.default_rng(seed)
 
-    def case(zero, precision, data, tensor=1, pipeline=1):
-        width = 8 * int(rng.integers(128, 640))  # so the devices divide it, and float32 rounds the bytes
+    def case(zero, precision, data, tensor=1, pipeline=1, widest=640):
+        width = 8 * int(rng.integers(widest // 5, widest))  # so the devices divide it, and float32 rounds the bytes
         return {
             "layers": pipeline * int(rng.integers(2, 7)),
             "layer_parameters": 12 * width**2 + 13 * width,
@@ -40,7 +40,10 @@ def state_cases(seed: int) -> list[dict[str, object]]:
     spread = [case(zero, "bfloat16_master", 4, tensor, stages) for zero, tensor in enumerate(tensors)]
     both = case(0, "bfloat16_master", 4, 4, pipeline=2)  # nor do two stages hold both tables on one device
     uncut = case(1, "bfloat16_master", 4, 4)  # both tables on each device, and both are divided
-    return [*alone, *spread, both, uncut]
+    huge = case(0, "float32", 8, widest=4000)  # more parameters than an int32 counts
+    more_cut = replace(spread[0]["layout"], tensor=2 * tensors[0])
+    again = [{**spread[0], "layout": layout} for layout in (more_cut, Layout(data=4, precision="bfloat16_master"))]
+    return [*alone, *spread, both, uncut, huge, *again]
 
 
 def probe_states(names, seed):
