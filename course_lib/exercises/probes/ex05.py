@@ -191,9 +191,10 @@ def data_set(seed: int) -> dict[str, int]:
 
 
 def other_orders(seed: int) -> list[dict[str, int]]:
-    """More orders of q4's data set: seed 0 and a large one, and an epoch that a turn by one example returns in."""
+    """More orders of q4's data set: small and large seeds and epochs, one in which a turn by one example returns."""
     rng = np.random.default_rng([seed, 1])
-    seeds, epochs = (0, int(rng.integers(1000, 9999))), (0, 1, 2, data_set(seed)["examples"])
+    seeds = 0, 1, int(rng.integers(1000, 9999)), 2**31 - 1
+    epochs = 0, 1, 2, data_set(seed)["examples"], 2**8, 2**16, 2**31 - 1
     return [{"seed": one, "epoch": epoch} for one in seeds for epoch in epochs]
 
 
