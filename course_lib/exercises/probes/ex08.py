@@ -32,6 +32,7 @@ TINY_STREAMS = (  # (gradient, rows) of each micro-batch, k
     ([(1, 2), (4, 1), (0, 3)], 2),  # gradients of zero, in a group that is not full
     ([(0, 2), (0, 1), (7, 1)], 2),
     ([(3, 1), (-3, 1), (2, 4), (3, 2), (-1, 6)], 3),
+    ([(1, 300), (3, 100), (2, 2**16), (4, 2**16), (2, 2**31), (4, 2**31)], 2),  # as many rows as people count in
 )
 ASKED_TWICE, GIVEN_AS_LIST = (2, 3), 5  # places among the streams
 
@@ -133,6 +134,7 @@ def runs_to_plan(seed: int) -> list[dict[str, int]]:
         (5, 2, 99, 2, 2, 1, 16, 3, 16),
         (3, 1, 5, 2, 4, 1, 5, 2, 4),  # whole, but no smaller part beside its sums
         (8, 4, 9, 2, 2, 1, 17, 2, 17),  # one example is left, for four replicas
+        (4, 1, 2**34 - 1, 2**33, 1, 2**31, 10, 1, 5),  # a byte too few for all four
     ]
     base = {"global_batch": 80, "replicas": 2}
     special = [
