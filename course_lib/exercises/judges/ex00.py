@@ -3,6 +3,7 @@
 Needs NumPy; TensorFlow to compare an answer with known mistakes.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -70,6 +71,14 @@ def _small_ones_whole(batch, replicas):
     return [size + (replica < left_over) for replica in range(replicas)] if size else [0] * (replicas - 1) + [batch]
 
 
+def _halves(batch, replicas, more):
+    """Of an odd number of replicas the second half has one more; more: of an odd batch the first half has."""
+    if replicas == 1:
+        return [batch]
+    half = (batch + more) // 2
+    return _halves(half, replicas // 2, more) + _halves(batch - half, replicas - replicas // 2, more)
+
+
 SHARD_SIZES = question(
     name="q1",
     title="Split a batch fairly",
@@ -89,6 +98,9 @@ SHARD_SIZES = question(
         ),
         "another number of replicas": lambda answers, seed: len({len(sizes) for sizes in answers["sizes"]}) == 1,
         "small batch on one replica": _splits_are(_small_ones_whole),
+        "halved again and again": lambda answers, seed: any(
+            _splits_are(functools.partial(_halves, more=more))(answers, seed) for more in (0, 1)
+        ),
     },
 )
 
@@ -134,6 +146,18 @@ def _nearest(answers, seed):
     )
 
 
+def _of_an_earlier_data_set(answers, seed):
+    """Whether all tiny data sets have the steps of the first that has their batch size.
+
+    The others' batch sizes may have been asked for before the check.
+    """
+    for name, first in (("kept", {2: 3, 3: 1}), ("dropped", {2: 2, 3: 0})):
+        for (examples, batch), steps in zip(probes.epochs(seed), answers[name], strict=True):
+            if type(steps) is not int or examples < 10 and steps != first[batch]:
+                return False
+    return True
+
+
 _STEPS = {"kept": False, "dropped": True}  # drop_remainder
 STEPS = question(
     name="q2",
@@ -157,6 +181,7 @@ STEPS = question(
         "a float": _some(float),
         "a comparison": _some(bool),
         "rounded to the nearest": _nearest,
+        "kept from an earlier data set": _of_an_earlier_data_set,
     },
 )
 
@@ -204,6 +229,31 @@ def _whole_numbers(call, asked, seed):
     )
 
 
+def _one_axis_more(call, asked, seed):
+    pairs = list(zip(call["values"], probes.arrays(seed, len(asked)), strict=True))
+    return all(np.ndim(value) == 2 and np.allclose(np.ravel(value), 2 * array) for value, array in pairs)
+
+
+def _of_an_earlier_call(answers, seed):
+    """Whether the second call gives the first one's tensor of a device wherever it is as long as the array, once wrong.
+
+    All but [1, 3] of the first call may be of an earlier check.
+    """
+    (first, before), (second, asked) = _calls(answers)
+    arrays, earlier = probes.arrays(seed, len(asked)), [first["values"][before.index(name)] for name in asked]
+    again = [
+        (np.array_equal(value, tensor), len(array) == len(tensor), np.array_equal(value, 2 * array))
+        for value, array, tensor in zip(second["values"], arrays, earlier, strict=True)
+    ]
+    placed = first["lives_on"] == before and second["lives_on"] == asked
+    return (
+        placed
+        and np.array_equal(first["values"][0], 2 * arrays[0])
+        and any(kept and not right for kept, _, right in again)
+        and all(kept for kept, alike, _ in again if alike)
+    )
+
+
 def _on_no_device(places):
     return all(place.startswith("no device") for place in places)
 
@@ -233,6 +283,8 @@ PLACE = question(
         ),
         "arrays changed": lambda answers, seed: not all(kept for call in answers["calls"] for kept in call["kept"]),
         "whole numbers": _both_calls(_whole_numbers),
+        "one axis too many": _both_calls(_one_axis_more),
+        "kept from an earlier call": _of_an_earlier_call,
     },
 )
 
@@ -325,6 +377,20 @@ def _between(n, m):
     return np.average((m - np.average(m, weights=n)) ** 2, weights=n)
 
 
+def _shift_of_the_last_call(answers, seed):
+    """Whether all variances are right, and the means are too large by about what the last call's values were raised."""
+    tiny, shards = probes.tiny_shards(len(answers["asked"])), _shards(answers, seed)
+    asked = [(answers["tiny"], tiny), (answers["combined"], shards), (answers["last_alone"], shards[-1:])]
+    by = probes.BRIGHTNESSES[-1]
+    return _variance_right(answers, seed) is True and all(
+        abs(mean - np.concatenate(whole).mean() - by) < by / 100 for (mean, _), whole in asked
+    )
+
+
+def _changed_by_the_others(answers, seed):
+    return answers["lives_on"] == answers["asked"] and not answers["first_is_its_own"]
+
+
 _STATISTICS = {
     "asked": forms.devices,
     "lives_on": [forms.text],
@@ -374,6 +440,8 @@ STATISTICS = question(
         "sums of squares": lambda answers, seed: (
             _variance_right(answers, seed) is True and _bright_variances_right(answers, seed) is not True
         ),
+        "kept for combine": _shift_of_the_last_call,
+        "the other shards used": _changed_by_the_others,
     },
 )
 
