@@ -4,6 +4,7 @@ Needs NumPy; TensorFlow to compare an answer with known mistakes.
 """
 
 import functools
+import math
 
 import numpy as np
 
@@ -45,6 +46,16 @@ def _in_few_digits(cases, reference):
     return recognise
 
 
+def _counted_by(cases, *counts):
+    """A recogniser: count(**case) gives all bytes, for one of the counts."""
+
+    def recognise(answers, seed):
+        rows = list(zip(cases(seed), answers["bytes"], strict=True))
+        return any(all(abs(got / count(**case) - 1) < EXACT for case, got in rows) for count in counts)
+
+    return recognise
+
+
 def _described(case):
     layout = case["layout"]
     if "stage" not in case:
@@ -65,6 +76,16 @@ def _state_bytes(layers, layer_parameters, table_parameters, layout):
     return parameters * each / layout.tensor
 
 
+def _with_a_layer(of_layer):
+    """A count: under ZeRO-3 the bytes of a layer's weights are added, times of_layer(layout)."""
+
+    def count(layers, layer_parameters, table_parameters, layout):
+        added = layer_parameters * layout.numbers.weights * of_layer(layout) if layout.zero == 3 else 0
+        return _state_bytes(layers, layer_parameters, table_parameters, layout) + added
+
+    return count
+
+
 def _states_are(zero, cut):
     """cut: with tensor parallelism, and mostly a pipeline."""
 
@@ -81,7 +102,15 @@ STATES = question(
     asks_for=("state_bytes",),
     probe=probes.probe_states,
     form={"bytes": [forms.number]},
-    recognise={"few digits": _in_few_digits(probes.state_cases, _state_bytes)},
+    recognise={
+        "few digits": _in_few_digits(probes.state_cases, _state_bytes),
+        "with the layer at work": _counted_by(
+            probes.state_cases,
+            _with_a_layer(lambda layout: 1),
+            _with_a_layer(lambda layout: 1 / layout.tensor),
+            _with_a_layer(lambda layout: (1 - 1 / layout.data) / layout.tensor),
+        ),
+    },
     targets=(
         Target("without ZeRO, in every precision", _states_are(zero=[False], cut=False)),
         Target("under ZeRO's three stages", _states_are(zero=[True], cut=False)),
@@ -98,6 +127,15 @@ def _activation_bytes(stage, layers, block_bytes, input_bytes, layout, global_ba
     return layout.micro_batch * (in_flight * left + (0 if keeps_all else block_bytes))
 
 
+def _of_whole_bytes(rounded):
+    """A count of the bytes of one example, rounded."""
+
+    def count(block_bytes, input_bytes, **case):
+        return _activation_bytes(block_bytes=rounded(block_bytes), input_bytes=rounded(input_bytes), **case)
+
+    return count
+
+
 def _activations_are(recompute, few=(False, True)):
     def chosen(case):
         is_few = case["layout"].micro_batches(case["global_batch"]) < case["layout"].pipeline
@@ -112,7 +150,10 @@ ACTIVATIONS = question(
     asks_for=("activation_bytes",),
     probe=probes.probe_activations,
     form={"bytes": [forms.number]},
-    recognise={"few digits": _in_few_digits(probes.activation_cases, _activation_bytes)},
+    recognise={
+        "few digits": _in_few_digits(probes.activation_cases, _activation_bytes),
+        "whole bytes": _counted_by(probes.activation_cases, *map(_of_whole_bytes, (math.floor, math.ceil, round))),
+    },
     targets=(
         Target("on any stage, with many micro-batches", _activations_are("none", few=[False])),
         Target("with fewer micro-batches than stages", _activations_are("none", few=[True])),
