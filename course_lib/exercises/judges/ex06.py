@@ -1,17 +1,15 @@
-"""Exercise 06: a model on two devices, a number of micro-batches, 1F1B, balance; q5 is in ex06_stage.
+"""Exercise 06: a model on two devices, a number of micro-batches, balance; q3 is in ex06_orders, q5 in ex06_stage.
 
 Needs NumPy; the wrong answers of q1 need TensorFlow when they run.
 """
 
 import itertools
 import math
-import re
 
 import numpy as np
 
-from course_lib import pipeline
-from course_lib.errors import CourseError
 from course_lib.exercises.judges import forms, question_maker
+from course_lib.exercises.judges.ex06_orders import ONE_FORWARD_ONE_BACKWARD
 from course_lib.exercises.judges.ex06_stage import FLOAT32, ONE_STAGE
 from course_lib.exercises.judges.numbers import ROUGH, off
 from course_lib.exercises.probes import ex06 as probes
@@ -24,14 +22,15 @@ question = question_maker.of("06_model_parallelism")
 # q1: a model on two devices
 
 
-def _one_device(seed, upstream=None, change=list):
+def _one_device(seed, upstream=None, change=list, rows=slice(None)):
     """The gradients of every kernel and bias that is trained, layer by layer, in NumPy and float64.
 
     upstream  the gradient that stage 0 gets for its output in place of the right one
     change    of the stages: which take their place
+    rows      of the batch
     """
     stages = change(probes.two_stages(seed))
-    values, y = (part.astype("float64") for part in probes.two_stage_batch(seed))
+    values, y = (part[rows].astype("float64") for part in probes.two_stage_batch(seed))
     activations = [[], []]
     for stage, layers in enumerate(stages):
         for kernel, bias in layers:
@@ -206,6 +205,22 @@ def _of_earlier_stages(answers, seed):
     return all(max(map(off, run["gradients"], wanted)) <= FLOAT32 for run in answers["runs"])
 
 
+def _parts_alike(answers, seed):
+    """Whether the gradients are the mean of some parts' of the batch, of which one has more rows than another."""
+    rows = len(probes.two_stage_batch(seed)[0])
+    cuts = [[0, first, rows] for first in range(1, rows)]
+    for count in range(2, rows):
+        ends = np.cumsum([len(part) for part in np.array_split(range(rows), count)])
+        cuts += [[0, *ends], [*range(0, rows, count), rows]]
+    for cut in (cut for cut in cuts if len({*np.diff(cut)}) > 1):
+        parts = [_one_device(seed, rows=slice(*ends)) for ends in itertools.pairwise(cut)]
+        means = [sum(each) / len(parts) for each in zip(*parts)]
+        pairs = [zip(run["gradients"], means, strict=True) for run in answers["runs"]]
+        if all(off(*pair) <= FLOAT32 for run in pairs for pair in run):
+            return True
+    return False
+
+
 def _few_digits(answers, seed):
     """Whether only the gradients are wrong, and are right to half precision."""
     wanted, misses = _one_device(seed), [_weights_placed, _forward_misses, _backward_misses]
@@ -265,6 +280,7 @@ PLACEMENT = question(
         "all weights": _of_all_variables,
         "stages kept": _of_earlier_stages,
         "few digits": _few_digits,
+        "parts count alike": _parts_alike,
         "boundary cut": _no_gradient_before_the_boundary,
         "boundary gradient missing": _without_the_loss,
         "trained": lambda answers, seed: any(run["trained"] for run in answers["runs"]),
@@ -373,107 +389,6 @@ MICRO_BATCHES = question(
             for case, got in zip(probes.pipelines(seed), answers["counts"], strict=True)
         ),
         "none not refused": _answers_where_none_fits,
-    },
-)
-
-
-# q3: 1F1B
-
-
-def _works(order):
-    """["F0", ...] as the library's work."""
-    return [{"F": pipeline.forward, "B": pipeline.backward}[one[0]](int(one[1:])) for one in order]
-
-
-def _scheduled(answers, seed):
-    """((stages, micro-batches), the learner's schedule) of each pipeline. Raises CourseError where one cannot work."""
-    for (p, m), orders in zip(probes.shapes(seed), answers["orders"], strict=True):
-        if len(orders) != p:
-            raise CourseError(f"there are orders of {len(orders)} stages, and the pipeline has {p}")
-        yield (p, m), pipeline.Schedule("yours", m, tuple(map(_works, orders)))
-
-
-def _numbers(answers, seed):
-    """((stages, micro-batches), the numbers of all micro-batches that are named) of each pipeline."""
-    for shape, orders in zip(probes.shapes(seed), answers["orders"], strict=True):
-        yield shape, {int(work[1:]) for order in orders for work in order}
-
-
-def _legal(answers, seed):
-    try:
-        return bool(list(_scheduled(answers, seed)))
-    except CourseError as refused:
-        return str(refused)
-
-
-def _each_timeline(detail):
-    """A target over the pipelines: detail(stages, micro-batches, timeline) says what is wrong, or nothing."""
-
-    def holds(answers, seed):
-        if _legal(answers, seed) is not True:
-            return "not drawn: the orders do not work"
-        for (p, m), schedule in _scheduled(answers, seed):
-            if wrong := detail(p, m, schedule.timeline()):
-                return wrong
-        return True
-
-    return holds
-
-
-def _too_idle(p, m, timeline):
-    wanted, got = (p - 1) / (m + p - 1), timeline.bubble
-    if got > wanted + 1e-9:
-        return f"{m} micro-batches on {p} stages leave {got:.1%} idle, and {wanted:.1%} would do"
-
-
-def _holds_too_much(p, m, timeline):
-    for stage, held in enumerate(timeline.peak_in_flight):
-        if held > (allowed := min(m, p - stage)):
-            return f"with {m} micro-batches, stage {stage} of {p} holds {held}, and {allowed} would do"
-
-
-def _forwards_first(answers, seed):
-    """((stages, micro-batches), for each stage how many forwards precede its first backward) of each pipeline."""
-    for (p, m), orders in zip(probes.shapes(seed), answers["orders"], strict=True):
-        kinds = ["".join(work[0] for work in order) for order in orders]
-        yield (p, m), [len(one) - len(one.lstrip("F")) for one in kinds]
-
-
-def _too_many_first(answers, seed):
-    """Whether legal orders go forward more often than they must before their first backward, and none too seldom."""
-    surplus = [
-        count - min(m, p - stage)
-        for (p, m), counts in _forwards_first(answers, seed)
-        for stage, count in enumerate(counts)
-    ]
-    return _legal(answers, seed) is True and min(surplus) >= 0 and max(surplus) > 0
-
-
-def _is_text_without_zeros_before(work):
-    return forms.text.holds(work) and not re.match(r"[FB]0\d", work)
-
-
-ONE_FORWARD_ONE_BACKWARD = question(
-    name="q3",
-    title="Write 1F1B",
-    asks_for=("order_of",),
-    probe=probes.probe_orders,
-    form={"orders": [[[forms.Form("a text such as 'F0'", _is_text_without_zeros_before)]]]},
-    targets=(
-        Target("the stages' orders work together: all work is done once, and no stages wait for each other", _legal),
-        Target("a bubble of (p-1)/(m+p-1), if a backward takes two forwards", _each_timeline(_too_idle)),
-        Target("stage s holds at most min(m, p-s) micro-batches", _each_timeline(_holds_too_much)),
-    ),
-    recognise={
-        "GPipe": lambda answers, seed: all(counts == [m] * p for (p, m), counts in _forwards_first(answers, seed)),
-        "too many first": _too_many_first,
-        "numbers from 1": lambda answers, seed: all(
-            numbers == {*range(1, m + 1)} for (_, m), numbers in _numbers(answers, seed)
-        ),
-        "more than there are": lambda answers, seed: all(
-            (numbers <= {*range(m)}) == (m >= p - 1) for (p, m), numbers in _numbers(answers, seed)
-        ),
-        "same for any number": lambda answers, seed: answers["orders"][0] == answers["orders"][1],
     },
 )
 

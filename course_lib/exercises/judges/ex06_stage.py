@@ -163,6 +163,22 @@ def _last_alone(answers, seed):
     return True
 
 
+def _overwritten(answers, seed):
+    """Whether all is right but what was sent, and what each kind of work has sent is what the last one of it sends."""
+    for run, (order, messages, gradients) in zip(answers["runs"], _stage_facts(seed), strict=True):
+        if _other_calls(run, order, messages, gradients) or _gradient_wrong(run, order, messages, gradients):
+            return False
+        for kind in "FB":
+            works = [work for work in order if work[0] == kind]
+            own = {work: messages[f"{kind} out"][int(work[1:])] for work in works}
+            if not any(
+                all(off(run["sent"][work], wanted[work]) <= FLOAT32 for work in works)
+                for wanted in (own, dict.fromkeys(works, own[works[-1]]))
+            ):
+                return False
+    return _each_run(_sent_wrong)(answers, seed) is not True
+
+
 def _kept_too_long(run, order, stage, gradients):
     return f"{run['held']} are" if run["held"] > 1 else ""
 
@@ -197,6 +213,7 @@ ONE_STAGE = question(
         "backwards in turn": _backwards_in_turn,
         "let go too late": _all_but_the_memory,
         "sent late": _sent_late,
+        "overwritten": _overwritten,
         "trained": lambda answers, seed: any(run["trained"] for run in answers["runs"]),
         "few digits": _few_digits,
     },
