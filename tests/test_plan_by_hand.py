@@ -102,6 +102,9 @@ def test_a_tensor_parallel_group_sums_its_share_of_the_tokens():
     )
     step = step_time(chain, planner.Cluster(A100, 6), layout, 6, PLAIN)
     assert step.tensor * A100.within == pytest.approx(2 * 600 * 2 * 6 / 3)
+    forward = Chain("by hand", (Block("only", exchanged=600, backward=0),))  # what nothing behind it needs
+    step = step_time(forward, planner.Cluster(A100, 6), layout, 6, PLAIN)
+    assert step.tensor * A100.within == pytest.approx(600 * 2 * 6 / 3)
 
 
 def test_frozen_weights_are_gathered_twice_between_the_nodes_of_a_tensor_group():

@@ -178,6 +178,7 @@ def test_stages_on_two_machines_have_an_address():
     layout = replace(FULL, pipeline=2)
     said = what_to_run(planner.predict(MODEL, planner.Cluster(chip, 2), layout, 2), MODEL)
     assert "on each of 2 machines" in said and {one.address for one in parsed(said)[1]} == {"HOST1:5000"}
+    assert [one.gpus for one in parsed(said)[1]] == [None, None]  # each machine has the one
 
 
 @pytest.mark.parametrize("batch, said", [(2, False), (8, True)])
