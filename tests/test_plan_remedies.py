@@ -54,6 +54,12 @@ def test_tensor_parallelism_divides_the_thin_matrix_at_the_divided_side():
     assert half.weights == pytest.approx(half.gradients + norms + (chain.frozen_bytes - norms) / 2)
 
 
+def test_of_frozen_layers_a_tensor_group_divides_no_trained_parameter():
+    """A layer's matrices: 64 x 64 twice, 64 x 32 twice, 64 x 96 three times; the table 64 x 100."""
+    blocks = replace(SMALL, frozen_layers=3).chain().blocks
+    assert [block.split_parameters for block in blocks] == [0, 0, 0, 0, 2 * 4096 + 2 * 2048 + 3 * 6144, 6400]
+
+
 def test_frozen_matrices_have_no_gradient_of_their_own_and_layers_below_no_backward_pass():
     """Arithmetic in products with weights: 3 where all is trained, 2 through frozen ones, 1 below the trained."""
     chip, layout = planner.Cluster(A100, 1), planner.Layout(precision="float32")
