@@ -5,6 +5,7 @@ from dataclasses import replace
 from course_lib.exercises.given.seen_tasks import seen_jobs
 from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.probes import ex12 as probes
+from course_lib.exercises.probes import ex12_cases
 from course_lib.exercises.question import Target
 
 question = question_maker.of("12_when_it_hangs")
@@ -52,9 +53,18 @@ def _tasks_first(tasks):
 
 
 def _jobs(answers, seed):
-    """tasks, (task, cause) of the answer, (task, cause) by the rules; the shortest records first."""
-    rows = [(job, said, _cause(job)) for job, said in zip(seen_jobs(seed), answers["jobs"], strict=True)]
+    """Of seen_jobs: tasks, (task, cause) of the answer, (task, cause) by the rules; the shortest records first."""
+    return _rows(seen_jobs(seed), answers["jobs"])
+
+
+def _rows(jobs, found):
+    rows = [(job, said, _cause(job)) for job, said in zip(jobs, found, strict=True)]
     return sorted(rows, key=lambda row: sum(len(one.calls) for one in row[0]))
+
+
+def _all_jobs(answers, seed):
+    """Those of seen_jobs first: their mistakes have names."""
+    return [*_jobs(answers, seed), *_rows(ex12_cases.more_jobs(seed), answers["more"])]
 
 
 def _described(tasks):
@@ -75,14 +85,14 @@ def _listed(names):
 
 
 def _right_task(answers, seed):
-    for job, (task, _), (wanted, _) in _jobs(answers, seed):
+    for job, (task, _), (wanted, _) in _all_jobs(answers, seed):
         if task != wanted:
             return f"you say {task!r} where the job is {_described(job)}"
     return True
 
 
 def _right_cause(answers, seed):
-    for job, (_, cause), (_, wanted) in _jobs(answers, seed):
+    for job, (_, cause), (_, wanted) in _all_jobs(answers, seed):
         if cause != wanted:
             return f"you say {cause!r} where the job is {_described(job)}"
     return True
@@ -243,7 +253,7 @@ DIAGNOSE = question(
     title="Read the reports",
     asks_for=("diagnose",),
     probe=probes.probe_diagnose,
-    form={"jobs": [(forms.text, forms.text)]},
+    form=dict.fromkeys(("jobs", "more"), [(forms.text, forms.text)]),
     targets=(Target("the right task in all jobs", _right_task), Target("the right cause in all jobs", _right_cause)),
     recognise={
         "one of those gone": _one_of_those_gone,

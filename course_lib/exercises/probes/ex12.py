@@ -19,7 +19,8 @@ HANG_SECONDS = 15  # without progress; a step takes milliseconds, and the worker
 
 def probe_diagnose(names, seed):
     """[task, cause] for each job."""
-    return {"jobs": [list(names["diagnose"](list(job))) for job in seen_jobs(seed)]}
+    drawn = {"jobs": seen_jobs(seed), "more": ex12_cases.more_jobs(seed)}
+    return {key: [list(names["diagnose"](list(job))) for job in jobs] for key, jobs in drawn.items()}
 
 
 def probe_early_stop(names, seed):

@@ -6,10 +6,12 @@ notebook's kind, in which every known mistake shows.
 
 import functools
 import itertools
+from dataclasses import replace
 
 import numpy as np
 
 from course_lib.exercises.given import incidents
+from course_lib.exercises.given.seen_tasks import SeenTask
 
 STEPS = 11, 13  # until the threshold: prime, so that whoever looks at the loss in every kth step alone is late
 MORE_STEPS = 50
@@ -18,6 +20,58 @@ HUGE = 1e200  # its square is not finite
 BAD = [(part, value) for part in range(2) for value in (np.nan, np.inf, -np.inf)]  # in rows, in targets
 NAMES = ["".join(letters) for letters in itertools.permutations("ants")]  # the same letters, first ones and lengths
 NAMES += [name.capitalize() for name in NAMES]
+
+
+JOBS = 250
+CALLS = "train_step", "step", "save", "evaluate", "train_step_2"
+
+
+@functools.lru_cache(maxsize=32)
+def more_jobs(seed: int) -> list[list[SeenTask]]:
+    """q1: jobs in which what all others do is drawn, and then what differs in one. A rule fits each."""
+    rng, jobs = np.random.default_rng([seed, 1]), []
+    while len(jobs) < JOBS:
+        calls = rng.choice(CALLS, int(rng.choice([0, 1, 2, 3, 8, 80]))).tolist()
+        others, odd = (_seen(rng, own) for own in (calls, _other_calls(rng, calls)))
+        if rng.integers(2):  # they differ in one respect alone
+            name = str(rng.choice(["state", "joined", "calls", "inside", "at"]))
+            odd = replace(others, **{name: getattr(odd, name)})
+        if odd != others and _can_be(odd) and _can_be(others) and _has_a_cause(odd, others):
+            tasks = int(rng.integers(3, 6))
+            names = [f"worker {place}" for place in rng.permutation(9)[:tasks]]
+            place = int(rng.integers(tasks))
+            jobs.append([replace(odd if k == place else others, name=name) for k, name in enumerate(names)])
+    return jobs
+
+
+def _other_calls(rng, calls) -> list[str]:
+    place = int(rng.integers(len(calls) + 1))
+    more = [str(rng.choice([*CALLS, "export"]))]
+    swapped = [*calls[:place], *calls[place : place + 2][::-1], *calls[place + 2 :]]
+    ways = (calls, calls[:place], [*calls, *more], [*calls[:place], *more, *calls[place:]], more, swapped)
+    return ways[int(rng.integers(len(ways)))]
+
+
+def _seen(rng, calls) -> SeenTask:
+    state = str(rng.choice(["running", "running", "returned", "ended"]))
+    joined = bool(calls) or bool(rng.integers(2))
+    inside = bool(calls) and state != "returned" and bool(rng.integers(2))
+    at = "" if inside or state != "running" else str(rng.choice(["strategy", "input", "own code"]))
+    return SeenTask("", state, joined, tuple(calls), inside, at)
+
+
+def _can_be(task) -> bool:
+    """Whether SeenTask's docstring allows it."""
+    if not task.joined and (task.calls or task.at == "strategy") or task.inside and not task.calls:
+        return False
+    if task.state != "running":
+        return not task.at and not (task.inside and task.state == "returned")
+    return (task.at == "") == task.inside and not (task.at == "strategy" and task.calls)
+
+
+def _has_a_cause(odd, others) -> bool:
+    own_call, other_place = {*odd.calls} - {*others.calls}, any(a != b for a, b in zip(odd.calls, others.calls))
+    return odd.state != "running" or not odd.joined or bool(own_call) or other_place or odd.at in ("input", "own code")
 
 
 @functools.lru_cache(maxsize=32)
