@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from course_lib.exercises.judge import same
 from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.judges.ex09_overflow import FLOAT32, OVERFLOW
 from course_lib.exercises.judges.numbers import off
@@ -223,6 +224,26 @@ def _counts_from_one(answers, seed):
     return bool(wrong) and all(right[1] == 0 and got == (right[0], 1) for got, right in wrong)
 
 
+def _updates_as(name):
+    """Recognise a mistake by its edit, with gradients in float64 as well as in float32."""
+
+    def recognise(answers, seed):
+        (edit,) = (mistake.edit for mistake in SEARCH.mistakes if mistake.name == name)
+        expected = probes.probe_updates(SEARCH.answer.names(edit), seed)
+        return same(*(list(map(_with_either_float, each["updates"])) for each in (answers, expected)))
+
+    return recognise
+
+
+def _with_either_float(update):
+    return update | {"dtypes": sorted({"float32" if dtype == "float64" else dtype for dtype in update["dtypes"]})}
+
+
+_BY_EDIT = ("not divided", "NaN passes", "sums tested", "overflow forgotten", "no cap", "halved for each array")
+_BY_EDIT += ("bound never reached", "below 1", "one step late", "one step early", "count kept at the doubling")
+_BY_EDIT += ("all must overflow", "first array alone", "scale kept", "multiplied", "largest number refused")
+_BY_EDIT += ("infinity passes", "negative infinity passes", "not skipped at 1", "next scale divides")
+_BY_EDIT += ("not counted at the largest", "count goes on at the largest")
 _UNSCALED = {"unscaled": forms.either([forms.any_array], forms.nothing), "dtypes": [forms.text]}
 _UPDATE = {"scale": forms.any_number, "good_steps": forms.whole} | _UNSCALED
 SEARCH = question(
@@ -244,6 +265,7 @@ SEARCH = question(
         ),
     ),
     recognise={
+        **{name: _updates_as(name) for name in _BY_EDIT},
         "divided in float16": _passed_through_float16,
         "counts from 1": _counts_from_one,
         "skipped steps have gradients": _gradients_of_skipped_steps,
@@ -368,6 +390,14 @@ def _width_rounded_up(answers, seed):
     return f"weight shape ({sizes['features']}, {rounded}) is not" in answers["stopped"]["error"]
 
 
+def _products_in_float32(answers, seed):
+    """The hidden layers' compute dtype has 16 bits, no product has, and the rest is right."""
+    rest = (_variables_float32, _logits_float32, _near_float32)
+    dtypes = {dtype for policy in probes.POLICIES for dtype, _ in answers[policy]["products"]}
+    rest_right = all(_both(judge)(answers, seed) is True for judge in rest)
+    return _shorts_are(*HIDDEN)(answers, seed) and rest_right and dtypes == {"float32"}
+
+
 def _infinite_before_it_is_divided(answers, seed):
     return _shorts_are(*HIDDEN)(answers, seed) and not np.isfinite(answers[probes.POLICIES[0]]["logits"]).all()
 
@@ -408,6 +438,7 @@ DTYPES = question(
         "a literal million": _each_policy(
             lambda built, policy, seed: off(built["logits"], _logits(seed, 1e6)) <= CLOSE[policy]
         ),
+        "no cast": _products_in_float32,
         "no relu": _without_relu,
         "width rounded up": _width_rounded_up,
         "one hidden layer short": lambda answers, seed: any(_shorts_are(one)(answers, seed) for one in HIDDEN),
@@ -447,6 +478,15 @@ def _right_differences(answers, seed):
         return f"you return {len(got)} for {len(wanted)} seeds"
     error = np.abs(np.subtract(got, wanted)).max()
     return bool(error < 1e-10) or f"one of yours is off by {100 * error:.2g} percentage points"
+
+
+def _another_order(answers, seed):
+    """The differences are right, but not in the order of the seeds."""
+    arguments = fair.comparison(seed)["arguments"]
+    updates = arguments["warmup"] + arguments["repeats"]
+    wanted = [fair.held_out_difference(seed, trial, updates) for trial in arguments["seeds"]]
+    in_order = off(sorted(answers["differences"]), sorted(wanted)) < 1e-6
+    return in_order and _right_differences(answers, seed) is not True
 
 
 def _right_ratio(answers, seed):
@@ -548,9 +588,11 @@ FAIR = question(
         "warm-up counted": _as_edited("ratio", "warm-up counted"),
         "mean": _as_edited("ratio", "mean"),
         "ratio of sums": _as_edited("ratio", "ratio of sums"),
+        "ratio of medians": _as_edited("ratio", "ratio of medians"),
         "ratio upside down": _as_edited("ratio", "ratio upside down"),
         "on training data": _as_edited("differences", "on training data"),
         "other seeds": _other_seeds,
+        "another order of seeds": _another_order,
         "difference upside down": _as_edited("differences", "difference upside down"),
         **{name: _as_edited("verdicts", name) for name in VERDICTS},
         "no tolerance for worse": _verdicts(_beyond_zero),
