@@ -118,6 +118,21 @@ def _read_twice(answers, seed):
     return not any(np.size(one) for gradients in found for one in gradients if np.ndim(one))
 
 
+def _first_one_lost(answers, seed):
+    """All is right but that the first micro-batch of each iterator, and perhaps of the list, is in no gradient."""
+    return any(_all_right_without_the_first(answers, seed, of_list) for of_list in (False, True))
+
+
+def _all_right_without_the_first(answers, seed, of_list):
+    for place, ((micro_batches, k), answer) in enumerate(zip(probes.streams(seed), answers["streams"], strict=True)):
+        left = micro_batches if place == probes.GIVEN_AS_LIST and not of_list else micro_batches[1:]
+        wanted = [_mean_over_rows(*map(np.array, zip(*group)), k) for group in _groups(left, k)]
+        got = answer["gradients"]
+        if len(got) != len(wanted) or not np.allclose(got, wanted, FLOAT32, 1e-9):
+            return False
+    return True
+
+
 def _kept_for_the_next_call(answers, seed):
     one, other = (answers["streams"][place]["gradients"] for place in probes.ASKED_TWICE)
     return len(one) != len(other) or not all(map(np.array_equal, one, other))
@@ -161,6 +176,7 @@ GROUPS = question(
         "halved each time": _each_is(_halved),
         "empty group": lambda answers, seed: "ZeroDivisionError" in answers["stopped"]["error"],
         "read twice": _read_twice,
+        "first one lost": _first_one_lost,
         "kept for the next call": _kept_for_the_next_call,
         "iterators alone": lambda answers, seed: "'list' object is not an iterator" in answers["stopped"]["error"],
         "one group too many": _groups_are(lambda count, k: count // k + 1),  # where the last one is full
@@ -496,6 +512,7 @@ _WRONG_SIZES = ("sums forgotten", "sums always", "replicas forgotten", "not quit
 _WRONG_SIZES += ("never refuses", "uneven ignored", "state forgotten", "never in one", "swapped", "of all replicas")
 _WRONG_SIZES += ("whole not quite full", "halves alone", "halves of even numbers", "never one", "whole in one replica")
 _WRONG_SIZES += ("divides the global batch", "state divided", "a copy each", "halves, then one", "whole units")
+_WRONG_SIZES += ("k up to the root",)
 _PLAN = dict.fromkeys((*_SIZES, "updates", "warmup_updates"), forms.number)
 PLAN = question(
     name="q4",
