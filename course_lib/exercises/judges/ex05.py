@@ -408,6 +408,24 @@ def _batches_stay(answers, seed):
     )
 
 
+def _turned(answers, seed):
+    """Every epoch of a seed has the order of its epoch 0, turned by some places."""
+    if _shapes_right(answers, seed) is not True or _order_right(answers, seed) is True:
+        return False
+    orders = [(given, read.ravel()) for given, read in _orders(answers, seed)]
+    if any(read.size != answers["read"][0][0].size for _, read in orders):
+        return False
+    first = {given["seed"]: read for given, read in orders if given["epoch"] == 0}
+    turns = [_is_turn(read, first[given["seed"]]) or _is_turn(first[given["seed"]], read) for given, read in orders]
+    by_none = sum(np.array_equal(read, first[given["seed"]]) for given, read in orders if given["epoch"] in (1, 2))
+    return all(turns) and not by_none
+
+
+def _is_turn(read, other):
+    """Whether `read` begins as `other` goes on from some place, for at least a third of it."""
+    return any(np.array_equal(read[: len(read) - by], other[by:]) for by in range(2 * len(read) // 3 + 1))
+
+
 def _kept_order(answers, seed):
     """Another data set of the same seed and epoch has the first one's batches."""
     again, small = answers["again"], answers["no_rest"]
@@ -514,6 +532,7 @@ HOSTS = question(
         "by the mesh": _another_batch_on_others("mesh"),
         "seed times epoch": _seed_0_stays,
         "batches stay together": _batches_stay,
+        "one order, turned": _turned,
         "order kept": _kept_order,
         "numbers wrap": _wraps,
         "no integers": lambda answers, seed: any(np.dtype(dtype).kind == "f" for dtype in answers["dtypes"]),

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 
 from course_lib.exercises.judges import forms, question_maker
-from course_lib.exercises.judges.numbers import off
+from course_lib.exercises.judges.numbers import ROUGH, off
 from course_lib.exercises.judges.stops import stopped_by
 from course_lib.exercises.probes import ex05_batches as probes
 from course_lib.exercises.question import Target
@@ -231,10 +231,39 @@ def _powers_of_two(made, given):
 
 
 def _kept(answers, seed):
-    """The second call gives the first one's examples as well."""
-    first, second, _ = probes.corpora(seed)
-    twice = {"examples": [*first["examples"], *second["examples"]]}
-    return not _missing(answers["made"][1], twice) and not _missing(answers["made"][0], first)
+    """The first call is right, and the second gives some of its examples as well, or all of them."""
+    (first, second, _), (made, again, _) = probes.corpora(seed), answers["made"]
+    own, before = ({tuple(one.tolist()) for one in given["examples"]} for given in (second, first))
+    repeated = set(_repeated(again, second))
+    right = not _missing(again, second) and _nothing_lost(made, first) is True
+    return right and repeated <= before and bool(repeated - own)
+
+
+def _equal_ones_once(answers, seed):
+    """Each call gives every example, those with the same tokens once, and nothing else."""
+    return all(
+        all(found == 1 for found, _ in _counts(made, given).values())
+        for made, given in zip(answers["made"], probes.corpora(seed), strict=True)
+    )
+
+
+def _divisor_larger(answers, seed):
+    """Every mean is divided by the number of its tokens and by one and the same number more."""
+    (*_, wanted), got = probes.TINY_MEANS[1], answers["tiny_means"][1]  # of a single token
+    more = wanted / got - 1
+    small = (
+        abs(mean * (np.sum(weights) + more) / (right * np.sum(weights)) - 1)
+        for (_, weights, right), mean in zip(probes.TINY_MEANS, answers["tiny_means"], strict=True)
+    )
+    alike = _worst(answers, seed, lambda weights: weights / (weights.sum() + more)) <= FLOAT32
+    return more > FLOAT32 and max(small) <= FLOAT32 and alike
+
+
+def _few_digits(answers, seed):
+    """Means of a few small whole numbers are right, and those of the batches nearly."""
+    tiny = zip(probes.TINY_MEANS, answers["tiny_means"], strict=True)
+    small = all(abs(got - wanted) <= FLOAT32 for (*_, wanted), got in tiny)
+    return small and FLOAT32 < _worst(answers, seed, OVER["tokens"]) <= ROUGH
 
 
 def _one_weight_a_row(answers, seed):
@@ -338,6 +367,9 @@ FEW_SHAPES = question(
         ),
         "sum": _mean_is(lambda weights: weights),
         "a token for each row": _one_weight_a_row,
+        "equal ones once": _equal_ones_once,
+        "a number added": _divisor_larger,
+        "few digits": _few_digits,
         "another dtype": lambda answers, seed: _all_calls(_dtypes_right)(answers, seed) is not True,
     },
 )

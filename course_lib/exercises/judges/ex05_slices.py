@@ -141,6 +141,28 @@ def _float32(answers, seed):
     return _plan_is("sent_bytes", 1)(answers, seed) is not True and max(off, default=1) < 1e-6
 
 
+def _stops_at_one_too_large(answers, seed):
+    """The slices are the largest, or the last ones, before another in the list that is too large; some are wrong."""
+    chips, cases = [got["chips"] for got in answers["slices"]], probes.trainings(seed)
+    rules = [(of, first) for of in (max, lambda seen: seen[-1]) for first in (True, False)]
+    fits = any(chips == [of(_seen(case, first)) for case in cases] for of, first in rules)
+    return fits and _most_chips(answers, seed) is not True
+
+
+def _seen(case, first_taken):
+    """The slices that somebody takes who stops at one that is too large.
+
+    first_taken  the list's first one is taken even so; else those before the first that fits are left out
+    """
+    fitting, seen = _fitting(case), []
+    for chips in case["slices"]:
+        if chips in fitting or first_taken and not seen:
+            seen.append(chips)
+        elif seen:
+            break
+    return seen
+
+
 _SLICE = dict.fromkeys(("chips", "sent_bytes", "chip_batch"), forms.number)
 SLICES = question(
     name="q5",
@@ -164,6 +186,8 @@ SLICES = question(
         "always float32": _figures_are("sent_bytes", lambda case, chips, sent: sent / case["gradient_bytes"] * 4),
         "bits": _figures_are("sent_bytes", lambda case, chips, sent: sent * 8),
         "many chips' time": _rows_are(lambda case: _rows_for(case, 2 * case["parameters"] * case["gradient_bytes"])),
+        "largest slice's bytes": _figures_are("sent_bytes", lambda case, chips, sent: _sent(case, max(case["slices"]))),
+        "stops too early": _stops_at_one_too_large,
         "float32": _float32,
         "search ends": _rows_end,
         "a little more": _little_more_left_out,

@@ -88,6 +88,35 @@ def _widths_as(wrong):
     return recognise
 
 
+def _from_above(case):
+    """The first width that fits, down by eights from the widest that would without padding."""
+    most = case["budget_bytes"] // (case["itemsize"] * (case["inputs"] + case["outputs"]))
+    return next((width for width in range(most, 7, -8) if _taken(case, width) <= case["budget_bytes"]), REFUSED)
+
+
+def _refused_without_tiles(exactly):
+    """The widest, or 8 where none fits, and REFUSED where the numbers of a width of 8 do not.
+
+    exactly  they may take exactly the budget
+    """
+
+    def width(case):
+        room = case["budget_bytes"] - 8 * (case["inputs"] + case["outputs"]) * case["itemsize"]
+        if room < 0 or room == 0 and not exactly:
+            return REFUSED
+        return 8 if _widest(case) == REFUSED else _widest(case)
+
+    return width
+
+
+def _kept_by_shape(answers, seed):
+    """Every matrix has the bytes of the first one with its sides."""
+    kept, matrices = {}, probes.matrices(seed)
+    for rows, columns, itemsize in matrices:
+        kept.setdefault((rows, columns), _stored(rows, columns, itemsize))
+    return answers["bytes"] == [kept[matrix[:2]] for matrix in matrices]
+
+
 def _whole_tiles(case):
     """With the width along the 128 in both kernels, or of such widths alone."""
     width = _widest(case)
@@ -111,6 +140,17 @@ def _in_32_bits(answers, seed):
     matrices = probes.matrices(seed)
     off = [got - _stored(*matrix) for matrix, got in zip(matrices, answers["bytes"], strict=True)]
     return any(off) and all(by % 2**32 == 0 for by in off)
+
+
+def _side_that_lacks_less(columns_first):
+    """The bytes with that side along the 128 which is nearer to its next multiple."""
+
+    def stored(rows, columns, itemsize):
+        lacking = -rows % 128 - -columns % 128
+        columns_up = lacking > 0 or lacking == 0 and columns_first
+        return (_tiled(rows, columns) if columns_up else _tiled(columns, rows)) * itemsize
+
+    return stored
 
 
 def _tiled(by_8, by_128, up=math.ceil):
@@ -184,6 +224,10 @@ TILES = question(
             lambda rows, columns, itemsize: _tiled(min(rows, columns), max(rows, columns)) * itemsize
         ),
         "in 32 bits": _in_32_bits,
+        "side that lacks less": lambda answers, seed: any(
+            _bytes_are(_side_that_lacks_less(columns_first))(answers, seed) for columns_first in (True, False)
+        ),
+        "kept by its sides": _kept_by_shape,
         "four bytes in the search": _widths_of(lambda case: _widest(case | {"itemsize": 4})),
         "turned alike": _widths_of(lambda case: _widest(case, _taken_alike)),
         "width on the 8": _widths_of(lambda case: _widest(case, _taken_on_8)),
@@ -192,6 +236,10 @@ TILES = question(
         ),
         "no tiles for the width": _widths_as(
             lambda case: case["budget_bytes"] // (case["itemsize"] * (case["inputs"] + case["outputs"]))
+        ),
+        "not from a multiple of 8": _widths_of(_from_above),
+        "refused without tiles": lambda answers, seed: any(
+            _widths_of(_refused_without_tiles(exactly))(answers, seed) for exactly in (True, False)
         ),
         "looks no further": _cut_off,
         "one too many": _widths_are(lambda width: width + 1),
