@@ -14,7 +14,7 @@ from course_lib.planner import bfc_allocator, calibrate, layout_search, publishe
 from course_lib.planner.blocks import Block, Chain
 from course_lib.planner.calibration import Calibration
 from course_lib.planner.layout_search import Search
-from course_lib.planner.memory import Memory, memory
+from course_lib.planner.memory import Memory, memory, stage_kept_bytes
 from course_lib.planner.prediction import in_bytes, in_seconds
 from course_lib.planner.step_time import StepTime, step_time, with_input
 
@@ -155,6 +155,12 @@ def test_a_stage_holds_what_it_kept_and_what_it_sent_on(options, bytes_each, spl
     chain = Chain("by hand", (Block("first", kept=7), Block("last", inputs=50)))
     each = (bytes_each + bytes_each * 7 / 50) / (layout.tensor if split_norms else 1)
     assert memory(chain, layout, 8, HAND).activations == pytest.approx(2 * 2 * each)
+
+
+def test_each_stage_holds_what_enters_the_next_one():
+    chain = Chain("by hand", (Block("first", kept=7), Block("middle", kept=7, inputs=50), Block("last", inputs=30)))
+    held = [stage_kept_bytes(chain.stages(3), stage, planner.Layout(pipeline=3)) for stage in range(3)]
+    assert held == [2 * (7 + 50), 2 * (7 + 30), 0]
 
 
 @pytest.mark.parametrize("chips, framework, wanted", [(1, 5e9, 1.6e9), (1, 1e9, 1e9), (2, 5e9, 5e9), (2, 1e9, 1e9)])

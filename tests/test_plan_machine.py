@@ -52,6 +52,19 @@ def test_what_the_framework_takes_is_measured_unless_one_says_no(monkeypatch):
     assert asked == {True: (1.0, 2.0), False: (0.0, 0.0)}
 
 
+def test_what_the_times_of_a_machine_say(monkeypatch):
+    """A sum of few numbers takes 1 s and one of many 3 s; what is sent between has 2.0 s of its own."""
+    few, many = measured_machine.FEW, measured_machine.MANY
+    times = {"product": 3, "copy": 5, "nothing": 1, "nothing together": 0.5, "start": 0.1}
+    times |= {f"sum {few}": 1.5, f"sum {many}": 3.5}
+    monkeypatch.setattr(replay, "median_seconds", lambda calls: {name: times[name] for name in calls})
+    found = measured_machine.this_machine(4, memory=False)
+    assert (found.start_seconds, found.exchange_seconds) == (0.1, 1)
+    assert found.chip.within == found.chip.between == pytest.approx(2 * 3 / 4 * 4 * (many - few) / 2)
+    assert found.chip.flops_per_second == {"float32": measured_machine.SIDE**3}
+    assert found.chip.read_per_second == 2 * measured_machine.LONG
+
+
 def test_a_step_is_cut_before_each_matrix_product():
     names = [piece.name for piece in replay.pieces(traced(models.cnn((8, 8, 1), 10, filters=(4, 6), width=16)))]
     assert names == ["conv1", "conv2", "hidden", "logits"]
