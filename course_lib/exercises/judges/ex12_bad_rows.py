@@ -42,7 +42,7 @@ def _skipping(seed, number, rule="right"):
           "half": as "zeros", but skipped where both parts are bad; "good workers": skipped there, and in the other
           batches the mean is over good parts; "sums": a sum for the mean; "paired": each worker leaves its own bad
           batches out; "of zeros": a gradient of zeros is skipped, too; "loss": where a loss is not finite;
-          "float32": where a gradient is beyond float32
+          "float32": where a gradient is beyond float32, "numbers in float32": where a number is
     """
     settings = _settings(seed, number)
     weights, updates, shards = np.array(settings["first_weights"]), 0, settings["shards"]
@@ -69,7 +69,10 @@ def _loss_overflows(gradient, batches, weights):
 _SKIPS_MORE = {
     "of zeros": lambda gradient, batches, weights: not gradient.any(),
     "loss": _loss_overflows,
-    "float32": lambda gradient, batches, weights: not np.isfinite(np.float32(gradient)).all(),
+    "float32": lambda gradient, batches, weights: not _finite([np.float32(gradient)]),
+    "numbers in float32": lambda gradient, batches, weights: (
+        not all(_finite([np.float32(part) for part in batch]) for batch in batches)
+    ),
 }
 
 
@@ -236,7 +239,7 @@ BAD_ROWS = question(
         "one goes on": _goes_on("own", sends_zeros=True),
         "gradient of 0": _skips("of zeros"),
         "loss beyond float64": _skips("loss"),
-        "sums in float32": _skips("float32"),
+        "sums in float32": _any_of([_skips("float32"), _skips("numbers in float32")]),
         "another count": _by_rule("right", somewhere=_counts_otherwise),
         "where it ended": runs.said(runs.STEP, lambda step: step == _batches(incidents.bad_rows(probes.OWN_SEED)) - 1),
         "who waits": runs.other_task(_lost_each_other),
