@@ -22,13 +22,14 @@ BLOCKS, POSITIONS = 12, 64  # of q4's model that is laid out and not trained
 def blocks(seed: int) -> list[dict[str, object]]:
     """q1's blocks: x (tokens, h), fused (h, 3h), out (h, h); heads, and devices that divide them: 2, 3 and 1 on each.
 
-    All of float32, but for the last one's float64.
+    All of float32, but for the third one's float64. The fourth is of the first one's size, and in the last one a device
+    has a single column.
     """
     rng = np.random.default_rng(seed)
     made = []
-    drawn = ((4, 2, (2, 3), "float32"), (9, 3, (4, 6), "float32"), (4, 4, (3, 5), "float64"))
-    for heads, devices, sizes, kind in drawn:
-        width = heads * int(rng.choice(sizes))
+    drawn = [(4, 2, (2, 3), "float32"), (9, 3, (4, 6), "float32"), (4, 4, (3, 5), "float64"), (4, 2, (), "float32")]
+    for heads, devices, sizes, kind in [*drawn, (3, 3, (1,), "float32")]:
+        width = heads * int(rng.choice(sizes)) if sizes else len(made[0]["fused"])
         made.append(
             {
                 "x": rng.normal(size=(int(rng.integers(4, 8)), width)).astype(kind),
