@@ -10,7 +10,7 @@ import pytest
 from course_lib import planner
 from course_lib.cli import main
 from course_lib.errors import CourseError
-from course_lib.planner import bfc_allocator, calibrate, layout_search, published_runs, tpu_memory
+from course_lib.planner import bfc_allocator, calibrate, layout_search, plan_command, published_runs, tpu_memory
 from course_lib.planner.blocks import Block, Chain
 from course_lib.planner.calibration import Calibration
 from course_lib.planner.layout_search import Search
@@ -531,6 +531,14 @@ def test_a_chunk_is_cut_in_half_or_where_it_would_waste_128_mib(size, cut):
     pool = bfc_allocator.Pool()
     pool.give_back(pool.take(512 * 2**20))
     assert pool.take(size).size == (size if cut else 512 * 2**20)
+
+
+def test_without_a_chip_this_machines_devices_are_measured(monkeypatch):
+    asked = []
+    monkeypatch.setattr(plan_command.devices, "simulate", asked.append)
+    monkeypatch.setattr(plan_command, "this_machine", lambda count: asked.append(count) or "measured")
+    options = {"chips": 3, "chip": None, "model": "program.py:make", **dict.fromkeys(plan_command.OWN_CHIP)}
+    assert plan_command._cluster(SimpleNamespace(**options)) == "measured" and asked == [3, 3]
 
 
 def test_a_search_says_what_a_whole_training_takes_with_its_best(capsys):

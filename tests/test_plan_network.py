@@ -242,7 +242,7 @@ import json, sys
 sys.modules["tensorflow"] = None  # importing it fails
 from course_lib import devices; devices.simulate(1, "jax")
 from course_lib import models
-from course_lib.planner.keras_model import from_keras
+from course_lib.planner.keras_model import from_keras, input_shapes
 facts = {}
 cnn = models.cnn((8, 8, 1), 10, filters=(4,), width=16, batch_norm="local")
 for model in (cnn, models.transformer(50, 12, layers=1)):
@@ -255,6 +255,9 @@ import jax
 from course_lib.planner import trace_jax
 walk = trace_jax._Walk()
 arrays = [jax.ShapeDtypeStruct((2, 3), dtype) for dtype in ("float32", "bfloat16", "int8")]
+mlp = models.mlp((8, 8, 1), 10, width=16)
+calls = [op.call for op in trace_jax.trace(mlp, input_shapes(mlp, 4)).operations if not op.backward]
+facts["calls"] = calls[:calls.index(None)]  # after them the loss
 facts["bytes"] = [walk.tensors[walk.key(array)].bytes for array in arrays]
 print(json.dumps(facts))
 """
@@ -267,6 +270,7 @@ def test_jax_counts_the_same_without_tensorflow():
     assert done.returncode == 0, done.stderr
     on_jax = json.loads(done.stdout)
     assert on_jax["bytes"] == [24, 12, 6]
+    assert {*on_jax["calls"]} == {0, 1, 2} and on_jax["calls"] == sorted(on_jax["calls"])  # flatten, hidden, logits
     cnn = models.cnn((8, 8, 1), 10, filters=(4,), width=16, batch_norm="local")
     for model in (cnn, models.transformer(50, 12, layers=1)):
         network = from_keras(model)
