@@ -99,11 +99,12 @@ def test_a_piece_takes_along_a_size_that_an_earlier_one_computes():
     class Counted(keras.layers.Layer):
         def call(self, x):
             self.rows = tf.constant(3) + 1  # added where the graph runs
+            self.shape = tf.stack([self.rows, 3])
             return x
 
     class Folded(keras.layers.Layer):
         def call(self, x):
-            return tf.reshape(x, tf.stack([counted.rows, 3]))
+            return tf.reshape(tf.reshape(x, counted.shape), tf.stack([counted.rows, 3]))
 
     counted = Counted()
     dense = [keras.layers.Dense(3) for _ in range(2)]
