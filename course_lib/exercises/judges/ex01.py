@@ -224,7 +224,27 @@ def _shuffled_afresh(answers, seed):
     if one == other:
         return f"both epochs leave the same {probes.pipeline_sizes(seed)[0] - len(one)} examples out"
     early, examples = _most_early(answers), probes.pipeline_sizes(seed)[0]
-    return early > _EARLY * examples or f"none comes early by more than {early / examples:.1%} of the data set"
+    if early <= _EARLY * examples:
+        return f"none comes early by more than {early / examples:.1%} of the data set"
+    return _places_change(answers)
+
+
+def _places_change(answers):
+    """Whether an example's place in an epoch says nothing of its place in the next."""
+    one, other = (dict(zip(_numbers(answers, epoch).tolist(), itertools.count())) for epoch in range(2))
+    places = np.array([(one[number], other[number]) for number in one.keys() & other.keys()])
+    if len(places) < 2:
+        return False
+    if (alike := np.corrcoef(places.T)[0, 1]) > _ALIKE:
+        return f"whoever comes early in an epoch comes early in the next: the places' correlation is {alike:.2f}"
+    for every, name in ((2, "second"), (3, "third"), (4, "fourth")):
+        same = np.mean(places[:, 0] % every == places[:, 1] % every)
+        if same > 1 / every + _ALIKE:
+            return f"of the examples in every {name} place of an epoch {same:.0%} are in those places in the next too"
+    return True
+
+
+_ALIKE = 0.1  # of two full shuffles of 12,000 examples both are within 0.05
 
 
 def _same_order(answers):
@@ -388,6 +408,8 @@ def _no_python(run, steps_per_call, batches):
     first, second = run["python_runs"]
     if first != second:
         return f"its Python lines ran {second - first} times in the second call"
+    if again := run["runs_with_another"]:
+        return f"its Python lines ran {again} times in a third call, with another iterator of the data set"
     pulled = run["pulled_by_python"]
     return f"in two calls of {steps_per_call} steps Python pulled {pulled} batches" if pulled else None
 
@@ -447,7 +469,7 @@ MULTI_STEP = question(
                 **dict.fromkeys(("losses", "totals"), (forms.number,) * 2),
                 **dict.fromkeys(("steps", "python_runs"), (forms.size,) * 2),
                 "dtypes": (forms.text,) * 2,
-                **dict.fromkeys(("batches_left", "pulled_by_python"), forms.size),
+                **dict.fromkeys(("batches_left", "pulled_by_python", "runs_with_another"), forms.size),
             }
         ],
         "grown": forms.size,

@@ -315,7 +315,11 @@ def _variables_float32(policy, built, seed):
 def _logits_float32(policy, built, seed):
     if built["logits_dtype"] != "float32":
         return f"they arrive in {built['logits_dtype']}"
-    return _computes(built, "logits") == "float32" or f"the layer computes in {_computes(built, 'logits')}"
+    if _computes(built, "logits") != "float32":
+        return f"the layer computes in {_computes(built, 'logits')}"
+    sizes = probes.counting_model(seed)["sizes"]
+    own = [dtype for dtype, count in built["products"] if count == sizes["width"] * sizes["classes"]]
+    return all(dtype == "float32" for dtype in own) or f"their product is in {own[0]}"
 
 
 def _in_order(built):

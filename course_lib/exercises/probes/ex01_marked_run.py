@@ -56,6 +56,9 @@ def marked_run(heavy: str):
         def __init__(self):
             self.met = []
 
+        def begin_again(self):
+            self.first, self.first_awaited, self.met = None, False, []
+
         def __call__(self, batch):
             self.met.append(batch)
             if self.first is None:

@@ -1,6 +1,7 @@
 """The traces that exercise 01's q4 is asked about, of distributed runs whose bottleneck is known. Needs NumPy."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,10 +16,10 @@ REPLICAS = 4
 def traces(seed: int) -> list[tuple[str, list[Event]]]:
     """Distributed runs whose bottleneck is known, a tiny one, then one per kind and trap: (bottleneck, events).
 
-    Wall-clock seconds per step, roughly, on a grid that float64 adds up exactly. `pieces` cuts a replica's compute into
-    that many events; `before` is an input event ahead of the first step; `first` is how many times as long the first
-    step computes, and `stall` how many times as long the third one waits for its input, so that most steps have another
-    bottleneck than the run.
+    Wall-clock seconds per step, roughly, but for the last run's milliseconds, on a grid that float64 adds up exactly.
+    `pieces` cuts a replica's compute into that many events; `before` is an input event ahead of the first step;
+    `first` is how many times as long the first step computes, and `stall` how many times as long the third one waits
+    for its input, so that most steps have another bottleneck than the run.
     """
     rng = np.random.default_rng(seed)
     return [
@@ -27,6 +28,14 @@ def traces(seed: int) -> list[tuple[str, list[Event]]]:
         ("compute", _trace(rng, input=3.0, compute=4.5, all_reduce=1.0, pieces=6)),
         ("all-reduce", _trace(rng, input=2.0, compute=3.0, all_reduce=6.0, first=60)),
         ("compute", _trace(rng, input=2.0, compute=6.0, all_reduce=3.0, before=300.0)),
+        ("all-reduce", _of_milliseconds(_trace(rng, input=2.0, compute=3.0, all_reduce=5.0))),
+    ]
+
+
+def _of_milliseconds(events) -> list[Event]:
+    short = 2**-10  # the sums stay exact
+    return [
+        replace(e, start_seconds=short * e.start_seconds, duration_seconds=short * e.duration_seconds) for e in events
     ]
 
 

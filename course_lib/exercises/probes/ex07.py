@@ -149,6 +149,7 @@ def _layout(rng: np.random.Generator, mesh: dict[str, int], other: int) -> dict[
         (".*_(query|value)/kernel", (None, model)),
         (".*_mlp_out/kernel", (model, None)),
         (".*query/bias", (model,)),
+        (".*_attention_out/(b|bias)", (model,)),  # whose first choice matches less than the whole path
         ("mlp_in/kernel", (None, model)),  # a part of two paths
         ("block1_value", (model,)),  # the beginning of two
         ("block1_attention_out|block2_value/bias", (model,)),  # the beginning of two, or the whole of another
