@@ -1,4 +1,4 @@
-"""Exercise 02: a ring's first half, exact replicas, predictions, a whole run; q3 is in ex02_prepare.
+"""Exercise 02: a ring's first half, predictions, a whole run; q2 is in ex02_step, q3 in ex02_prepare.
 
 Needs NumPy; TensorFlow to compare an answer with known mistakes.
 """
@@ -9,12 +9,12 @@ import numpy as np
 
 from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.judges.ex02_prepare import PREPARE
+from course_lib.exercises.judges.ex02_step import FLOAT32, REPLICA_STEP
 from course_lib.exercises.judges.stops import outside_the_scope, stopped_by
 from course_lib.exercises.probes import ex02 as probes
 from course_lib.exercises.question import Target
 
 question = question_maker.of("02_data_parallelism")
-FLOAT32 = 1e-5  # relative: a dozen products and sums in float32
 MOST = 0.6  # of x_train's rows, of which a random choice with replacement takes up 0.86 in two epochs
 
 
@@ -31,18 +31,20 @@ def _on_each_ring(problem):
 
 
 def _wrong_chunks(chunks, wanted):
-    return [worker for worker, chunk in enumerate(wanted) if not np.array_equal(chunks[worker], chunk)]
+    return [
+        worker for worker, (one, chunk) in enumerate(zip(chunks, wanted, strict=True)) if not np.array_equal(one, chunk)
+    ]
 
 
 def _chunks_complete(ring, buffers):
-    wanted = np.split(np.sum(buffers, axis=0), len(buffers))
-    shapes = [np.shape(chunk) for chunk in ring["chunks"]]
-    if shapes != [chunk.shape for chunk in wanted]:
+    whole = np.split(np.sum(buffers, axis=0), len(buffers))
+    wanted, shapes = [*map(probes.shown, whole)], [*map(tuple, ring["shapes"])]
+    if shapes != [chunk.shape for chunk in whole]:
         return f"the shapes are {shapes}, for {len(wanted)} workers and a buffer of {buffers[0].size}"
     if not (wrong := _wrong_chunks(ring["chunks"], wanted)):
-        return None
+        return None if ring["repeats"] else "a second call with the same buffers returns other chunks"
     worker = wrong[0]
-    if len(buffers) > 3:
+    if buffers[0].size > 6:
         return f"worker {worker}'s chunk holds other numbers ({len(wrong)} of {len(wanted)} workers wrong)"
     given = ", ".join(map(_numbers, buffers))
     got, right = _numbers(ring["chunks"][worker]), _numbers(wanted[worker])
@@ -55,8 +57,14 @@ def _numbers(array):
 
 def _made_of_own(ring, buffers):
     """A worker whose own buffer and messages stay the same returns and sends the same, whatever the others hold."""
-    looked_at = zip(ring["chunks"], ring["among_others"], ring["sends_the_same"], strict=True)
-    for worker, (chunk, again, sends_the_same) in enumerate(looked_at):
+    if not ring["repeats"]:
+        return "a second call with the same buffers returns other chunks"
+    looked_at = zip(
+        ring["chunks"], ring["among_others"], ring["sends_the_same"], ring["receives_the_same"], strict=True
+    )
+    for worker, (chunk, again, sends_the_same, receives_the_same) in enumerate(looked_at):
+        if not receives_the_same:
+            return f"where the others hold other numbers, other messages come to worker {worker}"
         if not np.array_equal(chunk, again):
             return f"worker {worker}'s chunk changes with what the other workers hold, even where it receives the same"
         if not sends_the_same:
@@ -86,6 +94,29 @@ def _every_ring(fits):
     return lambda answers, seed: all(fits(ring, len(ring["sent_bytes"])) for ring in answers["rings"])
 
 
+def _in_several_rounds(answers, seed):
+    """The large ring alone takes more than N-1 rounds."""
+    more = [ring["rounds"] - len(ring["sent_bytes"]) + 1 for ring in answers["rings"]]
+    return more[-1] > 0 and not any(more[:-1])
+
+
+def _whole_swap(answers, seed):
+    """With two workers each sends its buffer, and with more the right number of bytes."""
+    bytes_fit = [
+        (ring["sent_bytes"] == [buffers[0].nbytes] * 2) if len(buffers) == 2 else _few_bytes(ring, buffers) is None
+        for ring, buffers in zip(answers["rings"], probes.rings(seed), strict=True)
+    ]
+    return all(bytes_fit)
+
+
+def _kept_between_calls(answers, seed):
+    """The chunks of all first calls are right, and some of second calls with the same buffers are others."""
+    return not all(ring["repeats"] for ring in answers["rings"]) and all(
+        not _wrong_chunks(ring["chunks"], [*map(probes.shown, np.split(np.sum(buffers, axis=0), len(buffers)))])
+        for ring, buffers in zip(answers["rings"], probes.rings(seed), strict=True)
+    )
+
+
 def _read_elsewhere(sends_the_same):
     """Recognise right chunks and messages that are not made of own buffers and messages: what is returned, or sent."""
     right = (_chunks_complete, _few_bytes, _few_rounds, _to_the_right)
@@ -101,7 +132,9 @@ def _read_elsewhere(sends_the_same):
 _RING = {
     **dict.fromkeys(("chunks", "among_others"), [forms.array]),
     **dict.fromkeys(("sent_bytes", "hops"), [forms.size]),
-    "sends_the_same": [forms.flag],
+    **dict.fromkeys(("sends_the_same", "receives_the_same"), [forms.flag]),
+    "shapes": [[forms.size]],
+    "repeats": forms.flag,
     "rounds": forms.size,
 }
 REDUCE_SCATTER = question(
@@ -118,9 +151,12 @@ REDUCE_SCATTER = question(
         Target("a worker uses its own buffer and what it received, nothing else", _on_each_ring(_made_of_own)),
     ),
     recognise={
+        "kept between calls": _kept_between_calls,
         "another worker's memory": _read_elsewhere(sends_the_same=True),
         "received, not used": _read_elsewhere(sends_the_same=False),
         "one message a round": _every_ring(lambda ring, workers: ring["rounds"] == workers * (workers - 1)),
+        "several rounds a chunk": _in_several_rounds,
+        "two workers swap": _whole_swap,
         "sent to the left": _every_ring(lambda ring, workers: ring["hops"] == [workers - 1]),
         "straight to the owner": _every_ring(
             lambda ring, workers: ring["hops"] == [*range(1, workers)] and len({*ring["sent_bytes"]}) == 1
@@ -128,171 +164,6 @@ REDUCE_SCATTER = question(
         "a whole all-reduce": _every_ring(lambda ring, workers: ring["rounds"] == 2 * (workers - 1)),
         "one round too many": _every_ring(lambda ring, workers: ring["rounds"] == workers),
         "one round too few": _every_ring(lambda ring, workers: ring["rounds"] == workers - 2),
-    },
-)
-
-
-def _linear_run(
-    answers, seed, gradient=lambda rows, all_rows, replicas: 1 / all_rows, loss=None, momentum=probes.MOMENTUM
-):
-    """The linear model's weights and losses after each of the probe's steps, in NumPy.
-
-    gradient, loss  what a replica multiplies its sum of squared errors by before it differentiates, and before it
-                    returns; (rows, all_rows, replicas) -> number; `loss` is `gradient` unless given
-    """
-    replicas = len(answers["weights"][0])
-    weights, rate, steps = probes.linear_problem(seed, replicas)
-    weights, velocity, after, losses = weights.astype("float64"), 0, [], []
-    for shards in steps:
-        all_rows, slope, lost = sum(len(x) for x, _ in shards), 0, 0
-        for x, y in shards:
-            error = x @ weights - y
-            slope = slope + gradient(len(x), all_rows, replicas) * 2 * x.T @ error
-            lost += (loss or gradient)(len(x), all_rows, replicas) * (error**2).sum()
-        velocity = momentum * velocity - rate * slope
-        weights = weights + velocity
-        after.append(weights)
-        losses.append(lost)
-    return after, losses
-
-
-def _weights_off(answers, wanted):
-    """How far the weights are off after each step, as a part of the largest."""
-    return [
-        max(np.abs(copy - right).max() for copy in copies) / np.abs(right).max()
-        for copies, right in zip(answers["weights"], wanted, strict=True)
-    ]
-
-
-def _weights_exact(answers, seed):
-    wanted, _ = _linear_run(answers, seed)
-    if any(np.shape(copy) != wanted[0].shape for copies in answers["weights"] for copy in copies):
-        return "yours have another shape"
-    even, both = _weights_off(answers, wanted)
-    return bool(max(even, both) <= FLOAT32) or (
-        f"yours are off by {100 * even:,.3g}% after the even step, by {100 * both:,.3g}% after the uneven one too"
-    )
-
-
-def _losses_of(answers, seed):
-    """The global batch's mean squared error in each step, for the weights that the replicas began it with."""
-    start, _, steps = probes.linear_problem(seed, len(answers["weights"][0]))
-    began, losses = ([start] * len(steps[0]), answers["weights"][0]), []
-    for weights, shards in zip(began, steps, strict=True):
-        errors = [x @ np.asarray(own, "float64") - y for own, (x, y) in zip(weights, shards, strict=True)]
-        losses.append(np.mean(np.concatenate(errors) ** 2))
-    return np.array(losses)
-
-
-def _loss_exact(answers, seed):
-    if answers["axes_of_a_loss"]:
-        return "a part of yours is an array with axes, and a scalar is asked for"
-    even, uneven = np.abs(np.array(answers["losses"]) / _losses_of(answers, seed) - 1)
-    return bool(max(even, uneven) <= FLOAT32) or (
-        f"the sum of your replicas' losses is off by {100 * even:,.3g}% in the even step, "
-        f"by {100 * uneven:,.3g}% in the uneven one"
-    )
-
-
-def _step_of(gradient, loss=None, momentum=probes.MOMENTUM):
-    """Recognise weights after steps in which a replica multiplies as in _linear_run; and losses where given."""
-
-    def recognise(answers, seed):
-        weights, losses = _linear_run(answers, seed, gradient, loss, momentum)
-        fits = max(_weights_off(answers, weights)) <= 10 * FLOAT32
-        return fits and (loss is None or np.allclose(answers["losses"], losses, rtol=10 * FLOAT32, atol=0))
-
-    return recognise
-
-
-def _mean(rows, all_rows, replicas):
-    return 1 / all_rows
-
-
-def _n_times(rows, all_rows, replicas):
-    return replicas / all_rows
-
-
-def _n_fourths(rows, all_rows, replicas):
-    return replicas / 4 / all_rows
-
-
-def _fixed_rows(answers, seed):
-    """Both steps divide by one number, whatever it is."""
-    replicas = len(answers["weights"][0])
-    _, _, steps = probes.linear_problem(seed, replicas)
-    _, losses = _linear_run(answers, seed)
-    divisor = sum(len(x) for x, _ in steps[0]) * losses[0] / answers["losses"][0]
-    return _step_of(*[lambda rows, all_rows, replicas: 1 / divisor] * 2)(answers, seed)
-
-
-def _other_length(answers, seed, momentum=probes.MOMENTUM):
-    """Steps that are longer or shorter by one factor, whatever it is, and the losses before them."""
-    start, _, _ = probes.linear_problem(seed, len(answers["weights"][0]))
-    (first, _), _ = _linear_run(answers, seed)
-    moved, right = np.asarray(answers["weights"][0][0]) - start, first - start
-    times = float((moved * right).sum() / (right**2).sum())
-    fits = _step_of(lambda rows, all_rows, replicas: times / all_rows, momentum=momentum)(answers, seed)
-    return fits and _loss_exact(answers, seed) is True
-
-
-def _by_hand(answers, seed):
-    """Steps that are the gradient times a number, with nothing of the step before, and the losses before them."""
-    return _other_length(answers, seed, momentum=0)
-
-
-def _after_the_update(answers, seed):
-    """The right weights, and the losses that they have."""
-    weights, losses = _linear_run(answers, seed)[0], []
-    _, _, steps = probes.linear_problem(seed, len(answers["weights"][0]))
-    for after, shards in zip(weights, steps, strict=True):
-        losses.append(np.mean(np.concatenate([(x @ after - y) ** 2 for x, y in shards])))
-    return _weights_exact(answers, seed) is True and np.allclose(answers["losses"], losses, rtol=10 * FLOAT32, atol=0)
-
-
-def _called_outside_its_context(answers, seed):
-    error = answers.get("stopped", {}).get("error", "")
-    return "cross-replica context" in error or "Mixing different tf.distribute.Strategy" in error
-
-
-REPLICA_STEP = question(
-    name="q2",
-    title="One replica's part of a step",
-    asks_for=("replica_step",),
-    probe=probes.probe_replica_step,
-    form={
-        "weights": (forms.each_replica(forms.array),) * 2,
-        "losses": (forms.number,) * 2,
-        "axes_of_a_loss": forms.size,
-    },
-    targets=(
-        Target("every replica's weights equal one device's to 0.001%, also with unequal shards", _weights_exact),
-        Target("the replicas' losses add up to the mean over the global batch, to 0.001%", _loss_exact),
-    ),
-    recognise={
-        "strategy inside the step": _called_outside_its_context,
-        "local mean": _step_of(lambda rows, all_rows, replicas: 1 / rows),
-        "mean of means": _step_of(lambda rows, all_rows, replicas: 1 / rows / replicas),
-        "sum": _step_of(lambda rows, all_rows, replicas: 1),
-        "divided once more": _step_of(lambda rows, all_rows, replicas: 1 / all_rows / replicas),
-        "nothing applied": _step_of(lambda rows, all_rows, replicas: 0),
-        "half of the squares": _step_of(lambda rows, all_rows, replicas: 0.5 / all_rows),
-        "N times": _step_of(_n_times, _n_times),
-        "summed twice": _step_of(_n_times),
-        "the notebook's replicas": lambda answers, seed: any(
-            _step_of(gradient)(answers, seed)
-            for gradient in (_n_fourths, lambda rows, all_rows, replicas: 1 / rows / 4)
-        ),
-        "not a scalar": lambda answers, seed: answers["axes_of_a_loss"] > 0,
-        "local mean returned": _step_of(_mean, lambda rows, all_rows, replicas: 1 / rows),
-        "mean of means returned": _step_of(_mean, lambda rows, all_rows, replicas: 1 / rows / replicas),
-        "sum returned": _step_of(_mean, lambda rows, all_rows, replicas: 1),
-        "global loss returned": _step_of(_mean, _n_times),
-        "loss after the update": _after_the_update,
-        "numbers counted": _step_of(*[lambda rows, all_rows, replicas: 1 / (probes.FEATURES * all_rows)] * 2),
-        "a fixed number of rows": _fixed_rows,
-        "steps by hand": _by_hand,
-        "another length": _other_length,
     },
 )
 
@@ -349,7 +220,17 @@ def _share(done):
 
 def _falls_again(answers, seed):
     cases = [(case[0] - case[3], rate, _rate(*case)) for case, rate in zip(probes.warm_ups(seed), answers["rates"])]
-    return all(rate < wanted if late > 0 else math.isclose(rate, wanted, rel_tol=1e-6) for late, rate, wanted in cases)
+    fits = [math.isclose(rate, wanted, rel_tol=1e-6) or late > 0 and rate < wanted for late, rate, wanted in cases]
+    return all(fits) and any(late > 0 and rate < 0.999 * wanted for late, rate, wanted in cases)
+
+
+def _kept_rates(answers, seed):
+    """Every rate is the right one of this case or of an earlier."""
+    right = [_rate(*case) for case in probes.warm_ups(seed)]
+    return all(
+        any(math.isclose(rate, one, rel_tol=1e-6) for one in right[: place + 1])
+        for place, rate in enumerate(answers["rates"])
+    )
 
 
 def _rounded(decimals):
@@ -374,8 +255,9 @@ LEARNING_RATE = question(
         ),
         "full at the last step": _rates_are(_share(lambda step, warmup: step / warmup if step < warmup - 1 else 1)),
         "falls again": _falls_again,
-        "rounded": _rates_are(*map(_rounded, range(1, 6))),
+        "rounded": _rates_are(*map(_rounded, range(1, 10))),
         "a factor": _rates_are(lambda step, one, replicas, warmup: _rate(step, 1, replicas, warmup)),
+        "remembered": _kept_rates,
         "curved": _curved,
     },
 )
@@ -507,7 +389,12 @@ def _fewest_rows(answers):
     """Rows of all epochs, the last of each perhaps in an uneven step, or left out."""
     full = answers["train_examples"] // probes.GLOBAL_BATCH
     steps = answers["steps_per_epoch"]
-    each = probes.GLOBAL_BATCH * steps if steps <= full else min(answers["train_examples"], probes.GLOBAL_BATCH * steps)
+    if steps <= full:
+        each = probes.GLOBAL_BATCH * steps
+    elif steps <= full + 1:
+        each = min(answers["train_examples"], probes.GLOBAL_BATCH * steps)
+    else:  # too many, which another target says: batches may have several
+        each = probes.GLOBAL_BATCH * full
     return math.floor(each * len(answers["losses"]))
 
 
@@ -562,6 +449,11 @@ def _fewer_rows(answers, seed):
     return _full_global_batches(answers, seed) is True and 0 < rows < _fewest_rows(answers)
 
 
+def _two_optimizers(answers, seed):
+    most = math.ceil(answers["train_examples"] / probes.GLOBAL_BATCH)
+    return answers["optimizers"] > 1 and answers["steps_per_epoch"] > most
+
+
 def _some_held_out(answers, seed):
     full = answers["train_examples"] / probes.GLOBAL_BATCH
     return full / 2 < answers["steps_per_epoch"] < math.floor(full)
@@ -602,6 +494,7 @@ _TRAINED = {
     },
     "train_examples": forms.size,
     "steps_per_epoch": forms.number,
+    "optimizers": forms.size,
     "losses": [forms.any_number],
     **dict.fromkeys(("accuracy", "commonest", "leaked", "leaked_later"), forms.share),
 }
@@ -626,6 +519,7 @@ OWN_RUN = question(
         "another strategy": lambda answers, seed: answers["replicas"] > 1 and not answers["given_strategy"],
         "probabilities": lambda answers, seed: answers["probabilities"],
         "squashed": _squashed,
+        "two optimizers": _two_optimizers,
         "local batch of 128": lambda answers, seed: _steps_for_batch(
             answers, probes.GLOBAL_BATCH * answers["wanted_replicas"]
         ),

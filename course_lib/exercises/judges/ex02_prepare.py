@@ -42,7 +42,7 @@ def _first_local_batch(share):
 
 def _rows_divided(answers, seed):
     local, replicas, full = probes.local_batch(seed), answers["replicas"], _full(answers, seed)
-    for epoch in answers["epochs"]:
+    for epoch in (*answers["epochs"], answers["few_left"]):
         for number, shapes in enumerate(epoch["shapes"][:-1], 1):
             if shapes != full:
                 said = ", ".join(f"({', '.join(map(str, shape))})" for shape in shapes)
@@ -65,7 +65,28 @@ def _every_example(answers, seed):
             return f"in {'a second' if number else 'an'} epoch {said}"
         if sorted(map(tuple, got)) != sorted(map(tuple, wanted)):
             return "they arrive with other values, or not once each"
-    return len(answers["epochs"]) == 2 or "one epoch was read"
+    if len(answers["epochs"]) != 2:
+        return "one epoch was read"
+    got, wanted = answers["few_left"]["examples"], _wanted_few(answers, seed)
+    if sorted(map(tuple, got)) != sorted(map(tuple, wanted)):
+        left = len(wanted) % (probes.local_batch(seed) * answers["replicas"])
+        return f"where a step of {left} is left for {answers['replicas']} replicas, {len(got)} of {len(wanted)} arrive"
+    return True
+
+
+def _wanted_few(answers, seed):
+    return probes.rows(seed, probes.few_left(seed, answers["replicas"]))
+
+
+def _few_dropped(answers, seed):
+    """In the first data set all examples arrive, and in the second all but those that do not reach every replica."""
+    got, wanted = len(answers["few_left"]["examples"]), _wanted_few(answers, seed)
+    full = len(wanted) - len(wanted) % (probes.local_batch(seed) * answers["replicas"])
+    return (
+        got == full
+        and len(answers["epochs"]) == 2
+        and all(len(epoch["examples"]) == probes.examples_of(seed, answers["replicas"]) for epoch in answers["epochs"])
+    )
 
 
 def _model_outside(answers, seed):
@@ -110,12 +131,14 @@ def _epochs(answers, seed):
     return len(_first(answers)["examples"]) / probes.examples_of(seed, answers["replicas"])
 
 
+_EPOCH = {"shapes": [[[forms.size]]], "examples": [forms.array]}
 _PREPARED = {
     "replicas": forms.replicas,
     **dict.fromkeys(("model_copies", "optimizer_copies"), [forms.count]),
     "optimizer_built": forms.flag,
     "optimizer_fits": forms.flag,
-    "epochs": [{"shapes": [[[forms.size]]], "examples": [forms.array]}],
+    "epochs": [_EPOCH],
+    "few_left": _EPOCH,
 }
 PREPARE = question(
     name="q3",
@@ -150,6 +173,7 @@ PREPARE = question(
             len(_first(answers)["examples"])
             == (probes.full_steps(seed) * probes.local_batch(seed) * answers["replicas"])
         ),
+        "a small last batch dropped": _few_dropped,
         "the picture's batch": lambda answers, seed: _first_rows(answers) == 64,
         "one example in N": _one_in_n,
         "other numbers": lambda answers, seed: _features_kept(answers, seed) == 0,

@@ -1,6 +1,6 @@
-"""Probes of exercise 02: reduce-scatter, replicated steps, predictions, a whole run.
+"""Probes of exercise 02: reduce-scatter, predictions, a whole run; q2 is in ex02_step, q3 in ex02_prepare.
 
-Needs NumPy; TensorFlow for q2 and q6. The inputs are functions of the seed.
+Needs NumPy; TensorFlow for q6. The inputs are functions of the seed.
 """
 
 import math
@@ -10,26 +10,18 @@ import numpy as np
 from course_lib.collectives import Network
 from course_lib.exercises.ask import Stopped
 from course_lib.exercises.probes.ex02_rows import hashes, watched_models
-from course_lib.exercises.probes.replicas import (
-    are_identical,
-    counted_runs,
-    local_arrays,
-    mirrored_strategy,
-    on_replicas,
-    per_replica,
-)
+from course_lib.exercises.probes.ex02_updates import kept_optimizers
+from course_lib.exercises.probes.replicas import are_identical, counted_runs, mirrored_strategy
 from course_lib.exercises.probes.state import copies_of
 
 ALGORITHMS = ("naive", "tree", "ring")
-REPLICAS = 3  # of q2: fewer than the notebook's four, so that no fixed number of replicas is right
-FEATURES = 5  # of q2's rows, another number than of replicas
-MOMENTUM = 0.9  # of q2's optimizer, so that a step by hand is another step
 GLOBAL_BATCH = 128  # q6
 LARGEST_FORWARD = 2048  # test examples that q6 is judged on, at most
 
 
 def rings(seed: int) -> list[list[np.ndarray]]:
-    """Workers' float32 buffers (n,): a tiny ring of whole numbers, a drawn one of quarters, and the smallest there is.
+    """Workers' float32 buffers (n,): a tiny ring of whole numbers, a drawn one of quarters, the smallest there is, and
+    one of large buffers.
 
     Quarters add up exactly, in any order. The workers divide n. In the smallest ring one buffer is all zeros, which
     are sent as well.
@@ -37,10 +29,15 @@ def rings(seed: int) -> list[list[np.ndarray]]:
     rng = np.random.default_rng(seed)
     workers, chunk = int(rng.integers(4, 7)), int(rng.integers(2, 6))
     tiny = [np.arange(1, 7, dtype="float32") * scale for scale in (1, 10, 100)]
-    sizes = [workers * chunk] * workers, [2, 2]
-    drawn, smallest = ([rng.integers(1, 200, size).astype("float32") / 4 for size in ring] for ring in sizes)
+    sizes = [workers * chunk] * workers, [2, 2], [3 * int(rng.integers(130_000, 140_000))] * 3
+    drawn, smallest, large = ([rng.integers(1, 200, size).astype("float32") / 4 for size in ring] for ring in sizes)
     smallest[int(rng.integers(2))][:] = 0
-    return [tiny, drawn, smallest]
+    return [tiny, drawn, smallest, large]
+
+
+def shown(chunk: np.ndarray) -> np.ndarray:
+    """A small chunk; of a large one every 997th number, and the last."""
+    return chunk if chunk.size < 1000 else np.append(chunk[::997], chunk[-1:])
 
 
 class KeepingNetwork(Network):
@@ -62,6 +59,10 @@ class KeepingNetwork(Network):
             for way, array in zip(ways, received)
         ]
 
+    def ways_to(self, worker: int) -> set:
+        """The rounds and sources of the messages to a worker."""
+        return {way for way in self.carried if way[-1] == worker}
+
     def sent_by(self, worker: int) -> dict:
         """What a worker sent, by round and target, as shape and bytes."""
         return {
@@ -71,31 +72,17 @@ class KeepingNetwork(Network):
         }
 
 
-def linear_problem(seed: int, replicas: int) -> tuple[np.ndarray, float, list[list[tuple[np.ndarray, np.ndarray]]]]:
-    """Weights (5, 1), a learning rate, and two steps of shards (x (local, 5), y (local, 1)): even, then uneven.
-
-    The two global batches have different sizes, so that no fixed number of rows is right for both.
-    """
-    rng = np.random.default_rng(seed)
-    uneven = [int(rng.integers(3, 6))] * (replicas - 1) + [1]
-    steps = [
-        [tuple(rng.normal(size=(rows, columns)).astype("float32") for columns in (FEATURES, 1)) for rows in sizes]
-        for sizes in ([6] * replicas, uneven)
-    ]
-    return rng.normal(size=(FEATURES, 1)).astype("float32"), 0.05, steps
-
-
 def warm_ups(seed: int) -> list[tuple[int, float, int, int]]:
     """(step, one_device_rate, replicas, warmup_steps): tiny ones, then before, at and after the end of a warm-up.
 
     Of the tiny ones some differ in one argument from (1, 1.0, 3, 4), and some have one replica or one step.
     """
-    tiny = [*((step, 1.0, 3, 4) for step in range(6)), (1, 2.0, 3, 4), (1, 1.0, 5, 4), (1, 1.0, 3, 8)]
+    tiny = [*((step, 1.0, 3, 4) for step in range(6)), (0, 2.0, 3, 4), (1, 2.0, 3, 4), (1, 1.0, 5, 4), (1, 1.0, 3, 8)]
     tiny += [(1, 1.0, 5, 2), (2, 1.0, 5, 2), (0, 1.0, 1, 2), (1, 1.0, 1, 2), (0, 1.0, 3, 1), (1, 1.0, 3, 1)]
     rng = np.random.default_rng(seed)
     rate, replicas, warmup = float(rng.uniform(0.01, 0.1)), int(rng.integers(2, 9)) * 4, int(rng.integers(5, 20)) * 10
     steps = (0, 1, warmup // 5, warmup // 2, warmup - 1, warmup, 3 * warmup, 10_000 * warmup)
-    return tiny + [(step, rate, replicas, warmup) for step in steps]
+    return tiny + [(step, scale * rate, replicas, warmup) for scale in (1, 1e-3) for step in steps]
 
 
 def links(seed: int) -> list[tuple[int, int, float, float]]:
@@ -125,23 +112,31 @@ def links(seed: int) -> list[tuple[int, int, float, float]]:
 
 
 def probe_reduce_scatter(names, seed):
-    """On each ring the learner's chunks, what the network saw, and a worker's again where others hold other numbers."""
+    """On each ring the learner's chunks, what the network saw, and a worker's again where others hold other numbers.
+
+    Of large chunks what shown() takes.
+    """
     return {"rings": [_reduced(names["reduce_scatter"], buffers) for buffers in rings(seed)]}
 
 
 def _reduced(reduce_scatter, buffers):
     network = KeepingNetwork(len(buffers))
     chunks = _chunks(reduce_scatter, buffers, network)
-    among_others, sends_the_same = [], []
+    among_others, sends_the_same, receives_the_same = [], [], []
     for worker, own in enumerate(buffers):
         again = KeepingNetwork(len(buffers), worker, network.carried)
         others = [own if place == worker else 2 * buffer + 1 for place, buffer in enumerate(buffers)]
-        among_others.append(_chunks(reduce_scatter, others, again)[worker])
+        among_others.append(shown(_chunks(reduce_scatter, others, again)[worker]))
         sends_the_same.append(again.sent_by(worker) == network.sent_by(worker))
+        receives_the_same.append(again.ways_to(worker) == network.ways_to(worker))
+    second = _chunks(reduce_scatter, buffers, Network(len(buffers)))
     return {
-        "chunks": chunks,
+        "shapes": [list(chunk.shape) for chunk in chunks],
+        "chunks": [shown(chunk) for chunk in chunks],
         "among_others": among_others,
         "sends_the_same": sends_the_same,
+        "receives_the_same": receives_the_same,
+        "repeats": len(second) == len(chunks) and all(map(np.array_equal, chunks, second)),
         "sent_bytes": [network.sent_bytes(worker) for worker in range(len(buffers))],
         "hops": sorted({(message.target - message.source) % len(buffers) for message in network.messages}),
         "rounds": network.rounds,
@@ -149,33 +144,7 @@ def _reduced(reduce_scatter, buffers):
 
 
 def _chunks(reduce_scatter, buffers, network):
-    return [np.asarray(chunk) for chunk in reduce_scatter([buffer.copy() for buffer in buffers], network)]
-
-
-def probe_replica_step(names, seed):
-    """Weights on every replica and the summed loss after each of an even and an uneven step of a linear model.
-
-    Its layer has a penalty, which is no part of the loss that q2 asks for.
-    """
-    import keras
-
-    strategy = mirrored_strategy(REPLICAS)
-    weights, rate, steps = linear_problem(seed, strategy.num_replicas_in_sync)
-    with strategy.scope():
-        dense = keras.layers.Dense(1, use_bias=False, kernel_regularizer="l2")
-        model = keras.Sequential([keras.Input((FEATURES,)), dense])
-        optimizer = keras.optimizers.SGD(rate, momentum=MOMENTUM)
-        optimizer.build(model.trainable_variables)
-    model.set_weights([weights])
-
-    step = on_replicas(strategy, names["replica_step"])
-    losses, copies, axes = [], [], []
-    for shards in steps:
-        parts = local_arrays(strategy, step(args=(model, optimizer, *per_replica(strategy, shards))))
-        losses.append(float(sum(part.sum() for part in parts)))
-        axes += [part.ndim for part in parts]
-        copies.append(copies_of(strategy, model.trainable_variables[0]))
-    return {"weights": copies, "losses": losses, "axes_of_a_loss": max(axes)}
+    return [np.array(chunk) for chunk in reduce_scatter([buffer.copy() for buffer in buffers], network)]
 
 
 def probe_learning_rate(names, seed):
@@ -203,7 +172,7 @@ def probe_training(names, seed):
     leaked, largest_class = _share_in(seen, x_test), int(y_train.max())
     del x_train, y_train
     strategy = mirrored_strategy()
-    with counted_runs(strategy) as runs, watched_models(strategy) as rows_of:
+    with counted_runs(strategy) as runs, watched_models(strategy) as rows_of, kept_optimizers() as updates_of:
         model, losses = names["train"](strategy, seed % 1000)
     copies, statistics = (
         [copies_of(strategy, variable) for variable in variables]
@@ -215,6 +184,7 @@ def probe_training(names, seed):
     x_test, y_test = x_test[:LARGEST_FORWARD], y_test[:LARGEST_FORWARD].ravel()
     logits = np.asarray(model(x_test, training=False), "float64")
     losses = [float(loss) for loss in losses]
+    updates, optimizers = updates_of(model)
     return {
         "wanted_replicas": strategy.num_replicas_in_sync,
         "replicas": min(len(values) for values in copies),
@@ -229,7 +199,8 @@ def probe_training(names, seed):
         "identical": are_identical(copies),
         "statistics_identical": are_identical(statistics),
         "train_examples": train_examples,
-        "steps_per_epoch": int(copies_of(strategy, model.optimizer.iterations)[0]) / max(len(losses), 1),
+        "steps_per_epoch": updates / max(len(losses), 1),
+        "optimizers": optimizers,
         "losses": losses,
         "validation_losses": _are_validation_losses(model, losses),
         "trained_on": rows_of(model, train_hashes),
@@ -246,6 +217,9 @@ def _split(load_data):
     for name, x, y in (("train", *parts[:2]), ("test", *parts[2:])):
         if y.size != len(x):
             line = f"y_{name} holds {y.size:,} numbers for {len(x):,} examples, and one class number for each is wanted"
+            raise Stopped("raised", line, line)
+        if y.shape not in ((len(x),), (len(x), 1)):
+            line = f"y_{name} has the shape {y.shape}, and ({len(x)},) is wanted, or a column ({len(x)}, 1)"
             raise Stopped("raised", line, line)
         if y.dtype.kind not in "biuf" or (y.astype("int64") != y).any() or y.astype("int64").min() < 0:
             line = f"y_{name} holds other things than whole class numbers from 0"

@@ -28,6 +28,12 @@ def examples_of(seed: int, replicas: int) -> int:
     return full_steps(seed) * local_batch(seed) * replicas + replicas + 1
 
 
+def few_left(seed: int, replicas: int) -> int:
+    """How many examples a second data set has: after its full global batches fewer are left than there are replicas."""
+    rng = np.random.default_rng([seed, 2])
+    return int(rng.integers(2, 5)) * local_batch(seed) * replicas + int(rng.integers(1, replicas))
+
+
 def rows(seed: int, count: int) -> np.ndarray:
     """The examples: float64 (count, 4), three features and a whole number as label, none of which float32 can hold."""
     rng = np.random.default_rng(seed)
@@ -43,14 +49,18 @@ def probe_prepare(names, seed):
     strategy = mirrored_strategy(REPLICAS)
     replicas = strategy.num_replicas_in_sync
     global_batch = local_batch(seed) * replicas
+
+    def prepared(examples):
+        return names["prepare"](
+            strategy,
+            lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]),
+            lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+            tf.data.Dataset.from_tensor_slices((examples[:, :3], examples[:, 3:].astype("int64"))),
+            global_batch,
+        )
+
     examples = rows(seed, examples_of(seed, replicas))
-    model, optimizer, batches = names["prepare"](
-        strategy,
-        lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]),
-        lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-        tf.data.Dataset.from_tensor_slices((examples[:, :3], examples[:, 3:].astype("int64"))),
-        global_batch,
-    )
+    model, optimizer, batches = prepared(examples)
     epochs = [[]]
     for _ in range(2):
         if _read(epochs[-1]) <= 2 * len(examples):
@@ -60,16 +70,16 @@ def probe_prepare(names, seed):
     )
     built = len(optimizer.variables) > 2  # more than its step count and learning rate
     replicated = {*model_copies, *optimizer_copies} == {replicas}
+    fewer = rows(seed, few_left(seed, replicas))
+    _, _, batches = prepared(fewer)
     return {
         "replicas": replicas,
         "model_copies": model_copies,
         "optimizer_copies": optimizer_copies,
         "optimizer_built": built,
         "optimizer_fits": built and replicated and _takes_gradients(strategy, model, optimizer),
-        "epochs": [
-            {"shapes": [[list(x.shape) for x, _ in step] for step in steps], "examples": _examples(steps)}
-            for steps in epochs[1:]
-        ],
+        "epochs": [_seen(steps) for steps in epochs[1:]],
+        "few_left": _seen(_epoch(strategy, batches, 2 * len(fewer))),
     }
 
 
@@ -81,6 +91,10 @@ def _epoch(strategy, batches, most):
         if _read(steps) > most:  # it may never end
             break
     return steps
+
+
+def _seen(steps):
+    return {"shapes": [[list(x.shape) for x, _ in step] for step in steps], "examples": _examples(steps)}
 
 
 def _read(steps):
