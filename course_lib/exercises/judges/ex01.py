@@ -185,6 +185,8 @@ def _full_batches(answers, seed):
             said = f"{len(sizes)} batches or more" if len(sizes) > -(-examples // batch) else f"{len(sizes)} batches"
             said += f" of {min(sizes, default=0)} to {max(sizes, default=0)} examples"
             return f"the examples fill {examples // batch} batches of {batch}; an epoch gave {said}"
+    if answers["of_too_few"]:
+        return f"of {batch - 1} examples, which fill no batch of {batch}, an epoch gave one"
     return True
 
 
@@ -329,7 +331,7 @@ PIPELINE = question(
     probe=probes.probe_pipeline,
     form={
         **_EPOCHS,
-        **dict.fromkeys(("decode_runs", "augment_runs", "augment_runs_before"), forms.size),
+        **dict.fromkeys(("decode_runs", "augment_runs", "augment_runs_before", "of_too_few"), forms.size),
         "repeated": forms.share,
     },
     targets=(

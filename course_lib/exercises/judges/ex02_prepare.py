@@ -65,6 +65,9 @@ def _every_example(answers, seed):
             return f"in {'a second' if number else 'an'} epoch {said}"
         if sorted(map(tuple, got)) != sorted(map(tuple, wanted)):
             return "they arrive with other values, or not once each"
+    for epoch in answers["epochs"]:
+        if epoch["dtypes"] != [f"float64 and {probes.LABELS}"]:
+            return f"features and labels arrive as {epoch['dtypes'][0]}, and were float64 and {probes.LABELS}"
     if len(answers["epochs"]) != 2:
         return "one epoch was read"
     got, wanted = answers["few_left"]["examples"], _wanted_few(answers, seed)
@@ -131,7 +134,7 @@ def _epochs(answers, seed):
     return len(_first(answers)["examples"]) / probes.examples_of(seed, answers["replicas"])
 
 
-_EPOCH = {"shapes": [[[forms.size]]], "examples": [forms.array]}
+_EPOCH = {"shapes": [[[forms.size]]], "examples": [forms.array], "dtypes": [forms.text]}
 _PREPARED = {
     "replicas": forms.replicas,
     **dict.fromkeys(("model_copies", "optimizer_copies"), [forms.count]),

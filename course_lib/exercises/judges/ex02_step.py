@@ -155,9 +155,11 @@ def _own_rows(answers, seed):
     for name, steps in probes.other_steps(seed, len(answers["weights"][0])).items():
         run = answers["others"][name]
         for replica, (x, _) in enumerate(steps[0]):
-            if run["rows"][replica] > run["calls"][replica] * len(x):
-                rows = run["rows"][replica] / run["calls"][replica]
+            rows = run["rows"][replica] / max(1, run["calls"][replica])
+            if rows > len(x):
                 return f"replica {replica} has {len(x)} of the rows, and its model was called with {rows:g}"
+            if (rows := run["rows"][replica] / len(steps)) > 2 * len(x):  # in calls of fewer
+                return f"replica {replica} has {len(x)} of the rows, and its model was called with {rows:g} a step"
     return True
 
 

@@ -77,6 +77,7 @@ def probe_pipeline(names, seed):
         "augment_runs": int(augment_runs),
         "augment_runs_before": augment_runs_before,
         "repeated": sum(first[number] == second[number] for number in both) / max(len(both), 1),
+        "of_too_few": len([*names["pipeline"](earlier.take(batch - 1), tf.identity, tf.identity, batch).take(3)]),
     }
 
 
@@ -84,10 +85,15 @@ def probe_pipeline(names, seed):
 
 
 def batches_of_numbers(seed: int) -> list[tuple[int, np.ndarray]]:
-    """Steps a call k, and more than 2k batches (2,) or (4,) float32 of small whole numbers: k = 2, about 100, and 1."""
+    """Steps a call k, and more than 2k batches (2,) or (4,) float32 of small whole numbers.
+
+    k is 2, about 100, 1, and some in between.
+    """
     rng = np.random.default_rng(seed)
     tiny = [[1, 3], [5, 7], [2, 2], [1, 9], *[[4, 4]] * 12]
     drawn = [(count, rng.integers(1, 100, (3 * count + 10, 4))) for count in (int(rng.integers(90, 111)), 1)]
+    some = int(rng.integers(3, 9))
+    drawn.append((some, rng.integers(1, 100, (3 * some + 10, 4))))
     return [(count, np.array(batches, "float32")) for count, batches in [(2, tiny), *drawn]]
 
 
@@ -98,7 +104,7 @@ def probe_multi_step(names, seed):
     `grown` counts the operations that the graph of about 100 steps has more than that of 2.
     """
     runs = [_two_calls(names["make_multi_step"], *case) for case in batches_of_numbers(seed)]
-    few, many, _ = (run.pop("operations") for run in runs)
+    few, many, *_ = (run.pop("operations") for run in runs)
     return {"runs": runs, "grown": max(0, many - few)}
 
 

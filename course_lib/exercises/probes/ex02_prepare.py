@@ -10,6 +10,7 @@ import numpy as np
 from course_lib.exercises.probes.replicas import local_arrays, mirrored_strategy, on_replicas
 from course_lib.exercises.probes.state import copies_of
 
+LABELS = "uint64"  # whose numbers are not what Python's int makes of them
 REPLICAS = 3  # fewer than the notebook's four, so that no fixed number of replicas is right
 
 
@@ -55,7 +56,7 @@ def probe_prepare(names, seed):
             strategy,
             lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]),
             lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-            tf.data.Dataset.from_tensor_slices((examples[:, :3], examples[:, 3:].astype("int64"))),
+            tf.data.Dataset.from_tensor_slices((examples[:, :3], examples[:, 3:].astype(LABELS))),
             global_batch,
         )
 
@@ -94,7 +95,9 @@ def _epoch(strategy, batches, most):
 
 
 def _seen(steps):
-    return {"shapes": [[list(x.shape) for x, _ in step] for step in steps], "examples": _examples(steps)}
+    dtypes = sorted({f"{x.dtype} and {y.dtype}" for step in steps for x, y in step})
+    shapes = [[list(x.shape) for x, _ in step] for step in steps]
+    return {"shapes": shapes, "examples": _examples(steps), "dtypes": dtypes}
 
 
 def _read(steps):

@@ -203,6 +203,8 @@ def slips(ranked, sure, room) -> set[str]:
 
 def probe_choice(names, seed):
     """The learner's layout for each pair, as its sizes, or that it raised a ValueError."""
+    model, cluster, batch = choices(seed)[0]
+    _sizes(names["choose_layout"], (model, cluster, 2 * batch))  # nothing of it may show in the next ones
     return {"layouts": [_sizes(names["choose_layout"], given) for given in choices(seed)]}
 
 

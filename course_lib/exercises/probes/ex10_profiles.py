@@ -58,10 +58,11 @@ def _work_inside(rng, train) -> list[tuple[str, str, float, float]]:
         ("tower:0/grad:CollectiveReduceV2", "tf_Compute/0"),  # the type is what follows the last colon
         ("loss:CollectiveReduceV2/scale:Mul", "tf_Compute/1"),
         ("shards/CollectiveGatherV2:CollectiveGatherV2", "tf_Compute/0"),  # of another type
+        ("grads/sum:NcclCollectiveReduceV2", "tf_Compute/1"),
         ("metrics/Sum:Sum", "worker_tf_data/0"),  # a name that does not begin with tf_data
         ("session_run", "tf_Compute/0"),  # no operation
     )
-    starts = 0.04 + 0.09 * np.arange(len(kinds)) + rng.uniform(0.0, 0.06, len(kinds))
+    starts = 0.03 + 0.085 * np.arange(len(kinds)) + rng.uniform(0.0, 0.05, len(kinds))
     lasts = rng.uniform(0.01, 0.03, len(kinds))
     places = zip(kinds, starts * train.duration_seconds, lasts * train.duration_seconds, strict=True)
     return [(*kind, float(start), float(duration)) for kind, start, duration in places]
