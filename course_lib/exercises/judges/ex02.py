@@ -451,7 +451,7 @@ def _fewer_rows(answers, seed):
 
 def _two_optimizers(answers, seed):
     most = math.ceil(answers["train_examples"] / probes.GLOBAL_BATCH)
-    return answers["optimizers"] > 1 and answers["steps_per_epoch"] > most
+    return answers["steps_per_epoch"] > max(most, answers["compiled_steps"])
 
 
 def _some_held_out(answers, seed):
@@ -494,7 +494,7 @@ _TRAINED = {
     },
     "train_examples": forms.size,
     "steps_per_epoch": forms.number,
-    "optimizers": forms.size,
+    "compiled_steps": forms.number,
     "losses": [forms.any_number],
     **dict.fromkeys(("accuracy", "commonest", "leaked", "leaked_later"), forms.share),
 }
