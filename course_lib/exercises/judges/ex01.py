@@ -583,7 +583,8 @@ def _verdict(run, steps, heavy):
 
 def _next_batches_met(run, steps, heavy):
     if run["batches"] == list(range(len(run["batches"]))):
-        return None
+        outdated = run["outdated"]
+        return f"when {outdated} of the steps began, a later batch had been pulled too" if outdated else None
     return "a step met something else than a batch" if -1 in run["batches"] else f"they met {run['batches']}"
 
 
@@ -591,7 +592,7 @@ _PROFILE = {
     **dict.fromkeys(("trains", "inputs", "computes", "inputs_in_train", "computes_in_train"), forms.size),
     **dict.fromkeys(("pulls_in_input", "inputs_in_compute"), forms.size),
     **dict.fromkeys(("numbers", "batches"), [forms.whole]),
-    **dict.fromkeys(("calls_in_compute", "waits_in_compute", "recorded_calls"), forms.size),
+    **dict.fromkeys(("calls_in_compute", "waits_in_compute", "recorded_calls", "outdated"), forms.size),
     **dict.fromkeys(("first_recorded", "first_awaited", "returned_all"), forms.flag),
     "wanted_replicas": forms.replicas,
     "replicas": forms.count,
@@ -644,6 +645,9 @@ PROFILE = question(
             lambda run: run["inputs_in_train"] == 0 < min(run["inputs"], run["trains"])
         ),
         "pulled outside its mark": _both_runs(lambda run: run["pulls_in_input"] == 0 < run["inputs_in_train"]),
+        "a batch ahead of its mark": _both_runs(
+            lambda run: run["outdated"] > 0 == run["trains"] - run["pulls_in_input"]
+        ),
         "pull inside compute": _both_runs(lambda run: run["inputs_in_compute"] == run["trains"] > 0),
         "step not marked": _both_runs(lambda run: run["computes"] == 0 < run["trains"]),
         "not waited for": _both_runs(lambda run: run["calls_in_compute"] > run["waits_in_compute"] == 0),

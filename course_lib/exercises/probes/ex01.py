@@ -215,6 +215,7 @@ def _recorded(names, heavy: str, steps: int) -> dict[str, object]:
         "first_recorded": bool(marks["probe: first call"] or marks["probe: first wait"]),
         "first_awaited": step.first_awaited,
         "batches": batches.numbers_of(step.met),
+        "outdated": step.outdated,
         "numbers": [number for number, root in numbers if root == 1],
         "wanted_replicas": len(device_names()),
         "replicas": 1 + len(replicas),  # TensorFlow gives the first replica's operations no prefix

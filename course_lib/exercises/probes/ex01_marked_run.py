@@ -50,17 +50,20 @@ def marked_run(heavy: str):
         def __array__(self, dtype=None, copy=None):
             return np.asarray(self.numpy(), dtype)
 
+    given = []  # (number, batch) of all that has been pulled
+
     class Step:
         first, first_awaited = None, False
 
         def __init__(self):
-            self.met = []
+            self.met, self.outdated = [], 0
 
         def begin_again(self):
-            self.first, self.first_awaited, self.met = None, False, []
+            self.first, self.first_awaited, self.met, self.outdated = None, False, [], 0
 
         def __call__(self, batch):
             self.met.append(batch)
+            self.outdated += any(batch is one for _, one in given[:-1])
             if self.first is None:
                 with mark("probe: first call"):
                     self.first = Loss(run(batch), "probe: first wait")
@@ -70,12 +73,9 @@ def marked_run(heavy: str):
                 return Loss(run(batch), "probe: wait")
 
     class Batches:
-        def __init__(self):
-            self.given = []
-
         def numbers_of(self, met):
             """Which batch each one is, of the iterator that gave it; -1 for what none gave."""
-            numbers = {id(batch): number for number, batch in self.given}
+            numbers = {id(batch): number for number, batch in given}
             return [numbers.get(id(batch), -1) for batch in met]
 
         def __iter__(self):
@@ -83,7 +83,7 @@ def marked_run(heavy: str):
                 with mark("probe: pull"):  # no thread works ahead, so that heavy input shows in every pull
                     loaded = load(tf.constant(number))
                     batch = strategy.experimental_distribute_values_from_function(lambda _, loaded=loaded: loaded)
-                self.given.append((number, batch))
+                given.append((number, batch))
                 yield batch
 
     return Step(), Batches()

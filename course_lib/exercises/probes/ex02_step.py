@@ -11,6 +11,7 @@ from course_lib.exercises.probes.state import copies_of
 
 REPLICAS = 3  # fewer than the notebook's four, so that no fixed number of replicas is right
 FEATURES = 5  # of a row, another number than of replicas
+CUT = 2  # features of the model's first variable, and the others are its second's
 MOMENTUM = 0.9  # so that a step by hand is another step
 WEIGHT_DECAY = 0.1  # of AdamW
 FAR = 10_000  # times as far are the targets of one run, whose gradients are as long
@@ -46,7 +47,7 @@ def other_steps(seed: int, replicas: int) -> dict[str, list[list[tuple[np.ndarra
 def probe_replica_step(names, seed):
     """Weights on every replica and every replica's loss after each step of a linear model, with three optimizers.
 
-    Its layer has a penalty, which is no part of the loss that q2 asks for.
+    Its layers have penalties, which are no part of the loss that q2 asks for.
     """
     import keras
 
@@ -71,15 +72,20 @@ def probe_replica_step(names, seed):
 
 
 def _run(strategy, replica_step, weights, make_optimizer, steps):
-    """The model, and its weights and the replicas' losses after each step."""
+    """The model, and its weights and the replicas' losses after each step.
+
+    Its weights are two variables, so that an optimizer that is applied to one at a time counts too many steps.
+    """
     import keras
 
     with strategy.scope():
-        dense = keras.layers.Dense(1, use_bias=False, kernel_regularizer="l2")
-        model = keras.Sequential([keras.Input((FEATURES,)), dense])
+        inputs = keras.Input((FEATURES,))
+        parts = (inputs[:, :CUT], inputs[:, CUT:])
+        added = [keras.layers.Dense(1, use_bias=False, kernel_regularizer="l2")(part) for part in parts]
+        model = keras.Model(inputs, keras.layers.add(added))
         optimizer = make_optimizer()
         optimizer.build(model.trainable_variables)
-    model.set_weights([weights])
+    model.set_weights([weights[:CUT], weights[CUT:]])
 
     step = on_replicas(strategy, replica_step)
     parts, copies, axes = [], [], []
@@ -87,5 +93,6 @@ def _run(strategy, replica_step, weights, make_optimizer, steps):
         returned = local_arrays(strategy, step(args=(model, optimizer, *per_replica(strategy, shards))))
         parts.append([float(part.sum()) for part in returned])
         axes += [part.ndim for part in returned]
-        copies.append(copies_of(strategy, model.trainable_variables[0]))
+        each = [copies_of(strategy, variable) for variable in model.trainable_variables]
+        copies.append([np.concatenate(copy) for copy in zip(*each, strict=True)])
     return model, {"weights": copies, "parts": parts, "axes_of_a_loss": max(axes)}
