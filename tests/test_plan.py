@@ -514,6 +514,7 @@ def test_a_table_comes_back_with_predictions(tmp_path, capsys):
     assert float(times[0]) == pytest.approx(float(given[0]["step_time_s"]), rel=0.3)
     complaint = capsys.readouterr().err.strip().splitlines()
     assert complaint == ["course plan: row 5: column hidden holds 'many', which is not a number of at least 0."]
+    assert main(["plan", "--table", str(write(source, given[:1])), "--out", str(target)]) == 0
 
 
 @pytest.mark.parametrize(
@@ -651,8 +652,11 @@ GIVEN = ("llama2-7b", "--chip", "h100-80gb", "--chips", "8", "--batch", "64")
         ((*GIVEN, "--pipeline", "8", "--zero", "3"), "ZeRO-3 divides its states over replicas, and there is one"),
         (("llama2-7b", "--tflops", "100", "--batch", "8"), "a chip of your own also needs --memory-gib, --read-gbs"),
         ((*GIVEN, "--memory-gib", "-1"), "--memory-gib must be a number above 0"),
+        ((*GIVEN, "--memory-gib", "inf"), "--memory-gib must be a number above 0"),
         ((*GIVEN, "--per-node", "2.5"), "--per-node must be a number above 0, and a whole one of chips"),
         ((*GIVEN, "--tokens", "nan"), "--tokens is a number above 0"),
+        ((*GIVEN, "--tokens", "inf"), "--tokens is a number above 0"),
+        ((*GIVEN, "--tokens", "0"), "--tokens is a number above 0"),
         ((*GIVEN, "--price", "2"), "--price is a number of at least 0, and counts for --tokens"),
     ],
 )
@@ -691,6 +695,17 @@ def test_hours_and_cost_of_a_training(capsys):
     hours = 1e9 / (64 * 4096) * answer["step_seconds"]["total"] / 3600
     words = f"1e+09 tokens: {hours:,.3g} hours"
     assert answer["training"].startswith(words) and answer["training"].endswith(f"at 2 each {hours * 8 * 2:,.3g}")
+    main(["plan", *GIVEN, *one[:7], "1"])
+    assert "\n1 tokens: " in capsys.readouterr().out
+
+
+def test_one_layout_waits_for_its_input_as_a_search_does(capsys):
+    for layout, found in (
+        (("--data", "8", "--zero", "3"), lambda answer: answer),
+        ((), lambda answer: answer["ranked"][0]),
+    ):
+        main(["plan", *GIVEN, *layout, "--examples-per-second", "0.5", "--json"])
+        assert found(json.loads(capsys.readouterr().out))["step_seconds"]["input"] > 100  # of the 128 s of 64 examples
 
 
 def test_a_table_without_its_columns_is_refused(tmp_path, capsys):

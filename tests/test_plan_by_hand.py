@@ -203,6 +203,31 @@ def test_a_transformers_blocks_by_hand():
     head = replace(head, parameters=80, split_parameters=80)
     assert gated.chain() == Chain("transformer", (embedding, layer, layer, head), 1, 2, 0, 4)
     assert replace(gated, flash=True).chain().blocks[1] == replace(layer, kept_scores=0)
+    assert all(type(size) is int for size in (gated.chain().parameters, gated.chain().blocks[1].split_parameters))
+
+
+def test_what_is_not_said_of_a_model_or_a_layout_counts_as_nothing():
+    nothing = dict.fromkeys(vars(Block("only")), 0)
+    assert vars(Block("only")) == {**nothing, "name": "only", "backward": 2, "operations": 1}
+    chain = {"slots": 2, "layers": 0, "tied": 0, "heads": 0, "experts": 1, "tied_bytes": 0}
+    assert vars(Chain("by hand", ())) == {"name": "by hand", "blocks": (), **chain}
+    one = dict.fromkeys(("data", "tensor", "pipeline", "sequence", "micro_batch", "interleave", "expert"), 1)
+    no = dict.fromkeys(("split_norms", "keep_gathered", "chunked_loss"), False)
+    rest = {"recompute": "none", "zero": 0, "precision": "mixed_bfloat16", "shard": None, "offload": ()}
+    assert vars(planner.Layout()) == one | no | rest
+    assert {*vars(StepTime(1, 2)).values()} == {1, 2, 0.0}
+
+
+def test_the_planners_names_are_all_offered():
+    names = {name for name, one in vars(planner).items() if callable(one) and not name.startswith("_")}
+    assert {*planner.__all__} == names | {"CHIPS"}
+
+
+def test_all_layers_may_be_frozen_and_no_more():
+    sizes = dict(hidden=8, heads=2, vocabulary=10, sequence_length=3)
+    assert planner.Transformer(2, **sizes, frozen_layers=2).chain().blocks[1].parameters == 0
+    with pytest.raises(CourseError):
+        planner.Transformer(2, **sizes, frozen_layers=3)
 
 
 @pytest.mark.parametrize("name, most", [("layers", 10_000), ("hidden", 10**8), ("vocabulary", 10**8)])
@@ -438,6 +463,7 @@ def test_links_by_hand():
     assert (cluster.hop(8), cluster.hop(9)) == (A100.within, A100.between) == (300e9, 25e9)
     assert cluster.link(4, 2) == A100.within and cluster.link(4, 4) == 2 * A100.between
     assert cluster.link(2, 16) == A100.between
+    assert cluster.link(4, 3) == 2 * A100.between  # two of a node's eight chips stand three apart
 
 
 @pytest.mark.parametrize("name", ["A100_80GB", "a100 80gb"])

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from course_lib import tpu
+from course_lib import planner, tpu
 from course_lib.planner.layout import Layout
 from course_lib.planner.tpu_memory import compilable, compiled_memory
 from course_lib.planner.transformer import Transformer
@@ -75,6 +75,13 @@ def test_a_pod_of_the_70_billion_model_that_is_stored():
     layout = Layout(data=64, tensor=8, micro_batch=request.batch // 64, recompute="full", zero=3)
     planned = compiled_memory(model, layout, request.batch)
     assert planned.total - planned.framework == pytest.approx(report.memory.peak, rel=0.1)
+
+
+def test_the_memory_of_a_compiled_step_is_given_to_a_tenth():
+    layout, cluster = Layout(data=4, micro_batch=8), planner.Cluster(planner.find_chip("tpu-v5e"), 4)
+    low, high = planner.predict(MODEL, cluster, layout, 32).memory_interval
+    total = compiled_memory(MODEL, layout, 32).total
+    assert (low, high) == pytest.approx((0.9 * total, 1.1 * total))
 
 
 def test_a_block_keeps_68_bytes_and_its_scores():

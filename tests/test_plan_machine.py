@@ -1,5 +1,6 @@
 """This machine as a cluster: what is tried, and how a step is composed of it. No test compares times."""
 
+import contextlib
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -8,12 +9,13 @@ import numpy as np
 import pytest
 from installed import need
 
-from course_lib import cluster, devices, measure, models
+from course_lib import cluster, devices, measure, models, training
 from course_lib.errors import CourseError
 
 tf = need("tensorflow")
 
-from course_lib.planner import Layout, measured_machine, replay, trace_tensorflow  # noqa: E402
+from course_lib import planner  # noqa: E402
+from course_lib.planner import Layout, bfc_allocator, measured_machine, replay, trace_tensorflow  # noqa: E402
 from course_lib.planner.bfc_allocator import FIRST_REGION, PAGE, Pool  # noqa: E402
 from course_lib.planner.keras_model import from_keras, input_shapes  # noqa: E402
 from course_lib.planner.models_by_numbers import read_model  # noqa: E402
@@ -55,14 +57,38 @@ def test_what_the_framework_takes_is_measured_unless_one_says_no(monkeypatch):
 def test_what_the_times_of_a_machine_say(monkeypatch):
     """A sum of few numbers takes 1 s and one of many 3 s; what is sent between has 2.0 s of its own."""
     few, many = measured_machine.FEW, measured_machine.MANY
-    times = {"product": 3, "copy": 5, "nothing": 1, "nothing together": 0.5, "start": 0.1}
+    times = {"product": 1.5, "copy": 5, "nothing": 1, "nothing together": 0.5, "start": 0.1}
     times |= {f"sum {few}": 1.5, f"sum {many}": 3.5}
+    on_each, ran_on = replay.on_each, []
+    monkeypatch.setattr(replay, "on_each", lambda names, *how: ran_on.append(names) or on_each(names, *how))
     monkeypatch.setattr(replay, "median_seconds", lambda calls: {name: times[name] for name in calls})
     found = measured_machine.this_machine(4, memory=False)
+    assert ran_on == [FOUR[:1], FOUR[:1], FOUR[:1], FOUR, FOUR, FOUR]  # product, copy and nothing alone
     assert (found.start_seconds, found.exchange_seconds) == (0.1, 1)
     assert found.chip.within == found.chip.between == pytest.approx(2 * 3 / 4 * 4 * (many - few) / 2)
-    assert found.chip.flops_per_second == {"float32": measured_machine.SIDE**3}
+    assert found.chip.flops_per_second == {"float32": 4 * measured_machine.SIDE**3}
     assert found.chip.read_per_second == 2 * measured_machine.LONG
+    times |= {"copy": 1}  # faster than the clock sees
+    assert measured_machine.this_machine(4, memory=False).chip.read_per_second == 8 * measured_machine.LONG / 1e-9
+
+
+def test_an_empty_step_goes_through_a_strategy_where_there_are_several_devices(monkeypatch):
+    made, strategy = [], tf.distribute.MirroredStrategy
+    monkeypatch.setattr(
+        tf.distribute, "MirroredStrategy", lambda names, **how: made.append(names) or strategy(names, **how)
+    )
+    assert [float(measured_machine._empty_step(FOUR[:count])()) for count in (1, 4)] == [0, 0]
+    assert made == [FOUR]
+
+
+@pytest.mark.parametrize("shape, numbers", [((), 1), ((2, 3), 6)])
+def test_a_call_on_a_gpu_waits_for_its_last_result(monkeypatch, shape, numbers):
+    monkeypatch.setattr(tf, "device", lambda name: contextlib.nullcontext())
+    call = replay.on_each(["GPU:0"], lambda value: [tf.zeros((7,)), value], lambda: tf.ones(shape))
+    waited, reshape = [], tf.reshape
+    monkeypatch.setattr(tf, "reshape", lambda *how: waited.append(reshape(*how)) or waited[-1])
+    call()
+    assert [one.shape for one in waited] == [(numbers,)]
 
 
 def test_a_step_is_cut_before_each_matrix_product():
@@ -211,9 +237,14 @@ def test_what_the_framework_takes_is_the_peak_of_first_steps(monkeypatch):
         assert (job.workers, job.resources.cpus) == (1, 1)
         return SimpleNamespace(result=getattr(measured_machine, job.program.function)(None))
 
+    step, sizes = training.single_device_step, []
+    stepped = lambda model, *rest: sizes.append(model.count_params()) or step(model, *rest)  # noqa: E731
+    monkeypatch.setattr(training, "single_device_step", stepped)
     monkeypatch.setattr(measure, "peak_memory_bytes", peak)
     monkeypatch.setattr(cluster, "run", run)
     assert measured_machine._framework_bytes() == (10, 10 + 20) and ran == [2, 2]
+    dense = (64 + 1) * 16 + (16 + 1) * 10
+    assert sizes == [dense, (9 + 1) * 16 + (9 * 16 + 1) * 16 + dense]  # of 2 x 2 places with 16 numbers, 64 again
 
 
 def test_where_no_peak_can_be_read_the_framework_counts_as_nothing(monkeypatch, tmp_path):
@@ -248,6 +279,24 @@ def test_memory_by_kind(here):
     assert large.framework == small.framework == 2.0  # it convolves
     # The backward pass of the first pooling holds its result beside all that was kept: 32 x 32 x 16 numbers a row.
     assert large.temporaries >= 64 * 4 * 32 * 32 * 16
+
+
+def test_what_a_device_holds_before_a_step_begins(monkeypatch):
+    """Each trained variable with Adam's two, what is frozen, and the batch; a frozen layer has weights alone."""
+    base = keras.layers.Dense(3, name="base")
+    network = from_keras(keras.Sequential([keras.Input((5,)), base, keras.layers.Dense(2, name="head")]))
+    base.trainable = False
+    network, held = from_keras(network.model), []
+    monkeypatch.setattr(bfc_allocator, "step_bytes", lambda trace, gradients, sizes: held.append(sizes) or 10_000)
+    found = measured_machine.memory(network, here_alone(), float32(1, 7), 7)
+    base, head = 4 * (5 + 1) * 3, 4 * (3 + 1) * 2
+    assert sorted(held[0]) == sorted([*[4 * 3 * 2, 4 * 2] * 3, 4 * 5 * 3, 4 * 3, 4 * 7 * 5])
+    assert (found.weights, found.gradients, found.optimizer) == (base + head, head, 2 * head)
+    assert found.temporaries == 10_000 - head - found.activations
+
+
+def here_alone():
+    return measured_machine.MeasuredMachine(planner.find_chip("t4"), 1, devices=FOUR[:1])
 
 
 def test_the_pool_gives_back_what_was_given_back():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from course_lib import models
+from course_lib.cli import main
 from course_lib.errors import CourseError
 from course_lib.planner.keras_model import from_keras
 
@@ -159,6 +160,39 @@ def test_what_is_not_trained_stands_at_its_layer():
     assert chain.parameters == 8 * (32 + 64) + 64 + 2 * 64 + (64 + 1) * 10
 
 
+def test_what_is_not_trained_outside_of_all_blocks_counts_in_the_last_one():
+    loose = WithALooseWeight(name="second")
+    layers = [keras.layers.Dense(4, name="first"), loose, keras.layers.Dense(3, name="third")]
+    model = keras.Sequential([keras.Input((5,)), *layers])
+    loose.trainable = False
+    assert sizes(from_keras(model), "frozen_bytes") == {"first": 0, "third": 4 * 7}
+
+
+class OwnWeights(keras.Model):
+    """Multiplies by a weight of its own what a layer that computes nothing passes on."""
+
+    def __init__(self):
+        super().__init__(name="own")
+        self.passing, self.matrix = keras.layers.Identity(name="passing"), self.add_weight(shape=(6, 4))
+
+    def call(self, x):
+        return keras.ops.matmul(self.passing(x), self.matrix)
+
+
+def test_a_model_without_layers_that_compute_is_one_block():
+    model = OwnWeights()
+    model(np.zeros((5, 6), "float32"))
+    (block,) = from_keras(model).blocks
+    assert (block.name, block.parameters, block.flops) == ("own", 6 * 4, 2 * 6 * 4)
+
+
+@needs_tensorflow
+def test_a_depthwise_convolution_multiplies_each_channel_by_itself():
+    convolution = keras.layers.DepthwiseConv2D(3, depth_multiplier=2, padding="same", name="depthwise")
+    network = from_keras(keras.Sequential([keras.Input((4, 5, 6)), convolution]))
+    assert sizes(network, "flops") == {"depthwise": 2 * (4 * 5 * 6 * 2) * (3 * 3)}
+
+
 def test_a_nested_model_is_flattened():
     layers = [keras.layers.Dense(6, name="one"), keras.layers.Dense(5, name="two")]
     inner, inputs = keras.Sequential([keras.Input((8,)), *layers], name="inner"), keras.Input((8,))
@@ -232,6 +266,16 @@ def test_what_cannot_be_planned_gets_one_clear_line(make, message):
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_saved_model_is_planned_by_the_command(tmp_path, capsys):
+    model = models.mlp((4, 4, 1), 3, width=4)
+    model.save(tmp_path / "mlp.keras")
+    (tmp_path / "broken.keras").write_text("no archive")
+    ask = ["plan", str(tmp_path / "mlp.keras"), "--chip", "t4", "--batch", "8", "--precision", "float32"]
+    assert main(ask) == 0 and f"{model.name}, {trainable(model)} parameters" in capsys.readouterr().out
+    assert main([ask[0], str(tmp_path / "broken.keras"), *ask[2:]]) != 0
+    assert "broken.keras cannot be loaded as a Keras model" in capsys.readouterr().err
+
+
 def test_an_unknown_optimizer_gets_one_clear_line():
     with pytest.raises(CourseError, match="Keras knows no optimizer 'adamm'"):
         from_keras(models.mlp((4, 4, 1), 3), "adamm")
@@ -258,7 +302,23 @@ arrays = [jax.ShapeDtypeStruct((2, 3), dtype) for dtype in ("float32", "bfloat16
 mlp = models.mlp((8, 8, 1), 10, width=16)
 calls = [op.call for op in trace_jax.trace(mlp, input_shapes(mlp, 4)).operations if not op.backward]
 facts["calls"] = calls[:calls.index(None)]  # after them the loss
-facts["bytes"] = [walk.tensors[walk.key(array)].bytes for array in arrays]
+facts["bytes"] = [walk.tensors[walk.key(array)].bytes for array in (*arrays, object())]
+
+import keras
+from jax import lax
+dropping = keras.Sequential([keras.Input((8,)), keras.layers.Dropout(0.5), keras.layers.Dense(2)])
+traced = trace_jax.trace(dropping, input_shapes(dropping, 4))
+facts["random"] = sum(op.call == 0 for op in traced.operations)
+three = jax.numpy.ones((2, 3)), jax.numpy.ones((3, 3))
+turn = jax.jit(lambda x, w: x @ w)  # a program inside the loop's
+loops = {
+    "scan": lambda x, w: lax.scan(lambda x, _: (turn(x, w) @ w, None), x, length=5),
+    "while": lambda x, w: lax.while_loop(lambda x: x.sum() < 9, lambda x: turn(x, w), x),
+    "cond": lambda x, w: lax.cond(x.sum() < 9, lambda x: turn(x, w) @ w, lambda x: x, x),
+}
+for name, loop in loops.items():
+    program = jax.make_jaxpr(loop)(*three).jaxpr
+    facts[name] = sum(trace_jax._flops(equation) for equation in program.eqns)
 print(json.dumps(facts))
 """
 
@@ -269,7 +329,10 @@ def test_jax_counts_the_same_without_tensorflow():
     done = subprocess.run([sys.executable, "-c", ON_JAX], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     on_jax = json.loads(done.stdout)
-    assert on_jax["bytes"] == [24, 12, 6]
+    assert on_jax["bytes"] == [24, 12, 6, 4]
+    assert on_jax["random"] > 0  # the pass is a training one, in which dropout draws
+    product = 2 * 2 * 3 * 3
+    assert [on_jax[loop] for loop in ("scan", "while", "cond")] == [5 * 2 * product, product, 2 * product]
     assert {*on_jax["calls"]} == {0, 1, 2} and on_jax["calls"] == sorted(on_jax["calls"])  # flatten, hidden, logits
     cnn = models.cnn((8, 8, 1), 10, filters=(4,), width=16, batch_norm="local")
     for model in (cnn, models.transformer(50, 12, layers=1)):

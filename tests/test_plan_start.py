@@ -181,9 +181,9 @@ def test_stages_on_two_machines_have_an_address():
     assert [one.gpus for one in parsed(said)[1]] == [None, None]  # each machine has the one
 
 
-@pytest.mark.parametrize("batch, said", [(2, False), (8, True)])
+@pytest.mark.parametrize("batch, said", [(2, False), (3, True), (8, True)])
 def test_stages_say_that_they_hold_more_than_planned(batch, said):
-    assert ("GPipe, which holds 8" in started("a100-80gb", replace(FULL, pipeline=2), batch)) == said
+    assert (f"GPipe, which holds {batch}" in started("a100-80gb", replace(FULL, pipeline=2), batch)) == said
 
 
 def test_where_jax_sees_two_devices_on_a_chip_nothing_is_started():
