@@ -203,7 +203,7 @@ def test_a_transformers_blocks_by_hand():
     head = replace(head, parameters=80, split_parameters=80)
     assert gated.chain() == Chain("transformer", (embedding, layer, layer, head), 1, 2, 0, 4)
     assert replace(gated, flash=True).chain().blocks[1] == replace(layer, kept_scores=0)
-    assert all(type(size) is int for size in (gated.chain().parameters, gated.chain().blocks[1].split_parameters))
+    assert all(type(replace(gated, lora=rank).chain().parameters) is int for rank in (0, 2))
 
 
 def test_what_is_not_said_of_a_model_or_a_layout_counts_as_nothing():
