@@ -650,7 +650,7 @@ GIVEN = ("llama2-7b", "--chip", "h100-80gb", "--chips", "8", "--batch", "64")
             "--batch must be a whole number between 1 and 1,000,000,000",
         ),
         ((*GIVEN, "--pipeline", "8", "--zero", "3"), "ZeRO-3 divides its states over replicas, and there is one"),
-        (("llama2-7b", "--tflops", "100", "--batch", "8"), "a chip of your own also needs --memory-gib, --read-gbs"),
+        (("llama2-7b", "--tflops", "100", "--batch", "8"), "a chip of your own also needs --memory-gib, --read-gbs."),
         ((*GIVEN, "--memory-gib", "-1"), "--memory-gib must be a number above 0"),
         ((*GIVEN, "--memory-gib", "inf"), "--memory-gib must be a number above 0"),
         ((*GIVEN, "--per-node", "2.5"), "--per-node must be a number above 0, and a whole one of chips"),
