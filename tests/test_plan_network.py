@@ -152,6 +152,7 @@ def test_what_is_not_trained_stands_at_its_layer():
         "norm": 4 * 2 * 64,  # the moving mean and variance
         "head": 0,
     }
+    assert sizes(chain, "inputs")["base"] == 32  # which its forward pass reads, and no backward pass
     assert chain.parameters == 2 * 64 + (64 + 1) * 10
     base.trainable = True
     base.enable_lora(8)  # the kernel is frozen

@@ -83,7 +83,9 @@ def test_a_gpus_figures_are_right_in_a_data_sheets_units(name):
     maker = "nvidia.com/en-us/" + ("geforce/" if name.startswith("rtx") else "data-center/")
     maker = "amd.com/en/" if name.startswith("mi") else maker
     assert chip.name == name and chip.source.startswith(f"https://www.{maker}")
-    assert chip.family in ("volta", "ampere", "hopper")
+    # To the host three quarters of PCIe 3, 4 or 5, 16 lanes; or of NVLink to a Grace processor.
+    paper = 900 / 2 if name in ("h100-96gb", "gb200-186gb") else {"volta": 16, "ampere": 32, "hopper": 64}[chip.family]
+    assert chip.host == int(3 / 4 * paper) * 1e9
 
 
 def test_a_tpus_figures_are_those_of_its_page():
