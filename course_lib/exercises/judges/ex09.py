@@ -111,6 +111,23 @@ def _exactly_is_refused(answers, seed):
     return any(answers["scales"] == [found(case, rule) for case in cases] for rule in rules)
 
 
+def _sums_are_tested(answers, seed):
+    """Whether each scale is the smallest that loses little and at which sums are finite, of each array's or of all."""
+
+    def found(case, arrays):
+        for scale in SCALES:
+            with np.errstate(all="ignore"):
+                sums = [np.sum((array * scale).astype("float16")) for array in arrays]
+            if np.isfinite(sums).all() and _effect(case, scale)[1] <= case["largest_lost_share"]:
+                return scale
+        return REFUSED
+
+    cases = probes.gradient_sets(seed)
+    each = [found(case, case["gradients"]) for case in cases]
+    together = [found(case, [np.concatenate([np.ravel(one) for one in case["gradients"]])]) for case in cases]
+    return answers["scales"] in (each, together)
+
+
 def _some_powers_alone(answers, seed):
     """Whether all scales are right that are powers of 4, or of 8 and so on, without those between."""
     said = [(case, scale) for case, scale in zip(probes.gradient_sets(seed), answers["scales"]) if scale != REFUSED]
@@ -135,6 +152,7 @@ WINDOW = question(
     recognise={
         "exactly is refused": _exactly_is_refused,
         "none not refused": _scale_where_none_is_right,
+        "sums tested": _sums_are_tested,
         "not every power": _some_powers_alone,
     },
 )
@@ -241,9 +259,16 @@ def _with_either_float(update):
 
 _BY_EDIT = ("not divided", "NaN passes", "sums tested", "overflow forgotten", "no cap", "halved for each array")
 _BY_EDIT += ("bound never reached", "below 1", "one step late", "one step early", "count kept at the doubling")
-_BY_EDIT += ("all must overflow", "first array alone", "scale kept", "multiplied", "largest number refused")
+_BY_EDIT += (
+    "all must overflow",
+    "first array alone",
+    "scale kept",
+    "multiplied",
+    "largest number refused",
+    "never halved to 1",
+)
 _BY_EDIT += ("infinity passes", "negative infinity passes", "not skipped at 1", "next scale divides")
-_BY_EDIT += ("not counted at the largest", "count goes on at the largest")
+_BY_EDIT += ("not counted at the largest", "count goes on at the largest", "never halved to 1")
 _UNSCALED = {"unscaled": forms.either([forms.any_array], forms.nothing), "dtypes": [forms.text]}
 _UPDATE = {"scale": forms.any_number, "good_steps": forms.whole} | _UNSCALED
 SEARCH = question(
@@ -458,6 +483,7 @@ DTYPES = question(
 
 # q5: a fair comparison
 
+ALIKE = 1e-10  # differences of errors: float64 arithmetic in another order
 TIME = 0.04  # relative: the probe's machine gets 1% slower from one step to the next
 
 
@@ -474,23 +500,31 @@ def _same_trials(answers, seed):
     return asked == wanted or f"for 2 times {len(arguments['seeds'])} trials you asked {len(asked & wanted)} of them"
 
 
-def _right_differences(answers, seed):
-    arguments, got = fair.comparison(seed)["arguments"], answers["differences"]
+def _wanted_differences(seed):
+    arguments = fair.comparison(seed)["arguments"]
     updates = arguments["warmup"] + arguments["repeats"]
-    wanted = [fair.held_out_difference(seed, trial, updates) for trial in arguments["seeds"]]
+    return [fair.held_out_difference(seed, trial, updates) for trial in arguments["seeds"]]
+
+
+def _right_differences(answers, seed):
+    wanted, got = _wanted_differences(seed), answers["differences"]
     if len(got) != len(wanted):
         return f"you return {len(got)} for {len(wanted)} seeds"
     error = np.abs(np.subtract(got, wanted)).max()
-    return bool(error < 1e-10) or f"one of yours is off by {100 * error:.2g} percentage points"
+    return bool(error < ALIKE) or f"one of yours is off by {100 * error:.2g} percentage points"
 
 
 def _another_order(answers, seed):
     """The differences are right, but not in the order of the seeds."""
-    arguments = fair.comparison(seed)["arguments"]
-    updates = arguments["warmup"] + arguments["repeats"]
-    wanted = [fair.held_out_difference(seed, trial, updates) for trial in arguments["seeds"]]
-    in_order = off(sorted(answers["differences"]), sorted(wanted)) < 1e-6
+    wanted, got = _wanted_differences(seed), answers["differences"]
+    in_order = len(got) == len(wanted) and np.abs(np.subtract(sorted(got), sorted(wanted))).max() < ALIKE
     return in_order and _right_differences(answers, seed) is not True
+
+
+def _few_digits(answers, seed):
+    """The differences are right in order to float32's digits, or nearly, and some not beyond."""
+    errors = np.abs(np.subtract(answers["differences"], _wanted_differences(seed)))
+    return ALIKE <= errors.max() < 1e-3
 
 
 def _right_ratio(answers, seed):
@@ -568,10 +602,25 @@ def _beyond_zero(low, high, said):
     return (said == "worse" and low > 0) or (said == "better" and high < 0)
 
 
+def _never_undecided_beyond_zero(low, high, said):
+    return said != "undecided" or low <= 0 <= high
+
+
+def _begins_at_the_tolerance(low, high, said):
+    return (said == "worse" and np.isclose(low, 1)) or (said == "better" and np.isclose(high, -1))
+
+
+def _kept_differences(answers, seed):
+    """Whether the right differences follow others, of a comparison before."""
+    wanted = _wanted_differences(seed)
+    more = len(answers["differences"]) > len(wanted)
+    return more and np.abs(np.subtract(answers["differences"][-len(wanted) :], wanted)).max() < ALIKE
+
+
 _MEASURED = {"ratio": forms.any_number, "differences": [forms.number], "most_in_a_row": forms.size}
 _ASKED = {"made": [(forms.text, forms.whole)], "asked": [(forms.text, forms.whole, forms.size, forms.text)]}
 VERDICTS = ("worse and better exchanged", "mean alone", "one standard error", "median", "standard deviation", "with n")
-VERDICTS += ("1.96",)
+VERDICTS += ("1.96", "two are too few")
 FAIR = question(
     name="q5",
     title="A fair comparison",
@@ -597,9 +646,13 @@ FAIR = question(
         "on training data": _as_edited("differences", "on training data"),
         "other seeds": _other_seeds,
         "another order of seeds": _another_order,
+        "few digits": _few_digits,
+        "ratios kept": _as_edited("ratio", "ratios kept"),
+        "differences kept": _kept_differences,
         "difference upside down": _as_edited("differences", "difference upside down"),
         **{name: _as_edited("verdicts", name) for name in VERDICTS},
-        "no tolerance for worse": _verdicts(_beyond_zero),
+        "no tolerance for worse": _verdicts(_beyond_zero, _never_undecided_beyond_zero),
+        "the end at the tolerance": _verdicts(_begins_at_the_tolerance),
         "the tolerance itself": _verdicts(lambda low, high, said: low == high and abs(low) == 1),
         "zero inside": _verdicts(
             lambda low, high, said: low <= 0 <= high or said == "undecided" or _beyond_zero(low, high, said),

@@ -206,6 +206,7 @@ OVERFLOW = question(
         "local mean": _first_step_is(lambda run: 1, local_mean=True),
         "mean of means": _first_step_is(lambda run: 1 / len(run["steps"][0]), local_mean=True),
         "four replicas": _first_step_is(lambda run: 1 / 4, local_mean=True),
+        "gradients over four": _first_step_is(lambda run: len(run["steps"][0]) / 4),
         "divided twice": _first_step_is(lambda run: 1 / len(run["steps"][0])),
         "not divided": _first_step_is(lambda run: sum(len(x) for x, _ in run["steps"][0])),
         "summed twice": _first_step_is(lambda run: len(run["steps"][0])),

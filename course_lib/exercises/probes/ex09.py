@@ -19,7 +19,8 @@ def gradient_sets(seed: int) -> list[dict[str, object]]:
     """q1's cases, gradients and the largest lost share, each with something else that decides; small ones first.
 
     Of the small ones one loses exactly what it may, one needs the largest scale, and one a larger than that; one holds
-    float16's largest number, one is rounded to it, and one to infinity; in two of them one array alone overflows.
+    float16's largest number, one is rounded to it, and one to infinity; in two of them one array alone overflows. In
+    three, no number overflows but a sum does, of an array's or of all; or two do, and their sum is 0.
     """
     rng = np.random.default_rng(seed)
     low = -int(rng.integers(32, 36))
@@ -43,6 +44,7 @@ def gradient_sets(seed: int) -> list[dict[str, object]]:
     small = [([[1, 1, 1, 2**-30]], 0.25), ([[0, 0, 1, 2**-30]], 0.25), ([[1, 1, 1, 2**-30], [1, 1]], 0.15)]
     small += [([[2**-64]], 0.0), ([[2**-65]], 0.0), ([[65_504]], 0.0), ([[65_510]], 0.0), ([[65_520]], 0.0)]
     small += [([[65_520], [1]], 0.0), ([[1], [65_520]], 0.0)]
+    small += [([[40_000, 40_000]], 0.0), ([[-40_000], [-40_000]], 0.0), ([[65_520, -65_520]], 0.0)]
     cases = [*small, *shuffled(rng, cases)]
     return [
         {"gradients": [np.array(gradient, "float32") for gradient in gradients], "largest_lost_share": share}

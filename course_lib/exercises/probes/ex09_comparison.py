@@ -50,12 +50,15 @@ class PrecisionBench:
     """A machine with its own clock that gets slower with every step, and the trials that run on it.
 
     The first steps of a trial are slow, and a few of mixed's later ones are far too slow or too fast.
+
+    ratio  of the times; comparison's own without it
     """
 
     SLOWER = 1.01  # by so much after every step
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, ratio: float | None = None):
         self._seed, self._case = seed, comparison(seed)
+        self._ratio = ratio or self._case["ratio"]
         self._now, self._steps = 100.0, 0
         self.made: list[list[object]] = []  # [policy, trial's seed]
         self.asked: list[list[object]] = []  # [policy, trial's seed, updates, split]
@@ -76,7 +79,7 @@ class PrecisionBench:
         if late < 0:
             seconds = (80.0 if mixed else 10.0) * (5 if number == 0 else 1)
         elif mixed:
-            seconds = self._case["ratio"] * DISTURBED.get(late, 1.0)
+            seconds = self._ratio * DISTURBED.get(late, 1.0)
         else:
             seconds = 1.0
         self._now += seconds * rng.uniform(0.995, 1.005) * self.SLOWER**self._steps
@@ -129,6 +132,7 @@ def verdicts(seed: int) -> list[dict[str, object]]:
     drawn = [(_sample(rng, *spread), verdict) for *spread, verdict in shuffled(rng, cases)]
     small = [([2, 3, 2, 3], "worse"), ([0, 0, 0, 0, 0, 0, 0, 0, 4], "undecided"), ([0, 0.1, 0, 0.1], "no difference")]
     small += [([1, 1], "no difference"), ([-1, -1], "no difference"), ([2, 4], "undecided"), ([-4, -2], "undecided")]
+    small += [([4, 5], "worse"), ([-5, -4], "better")]
     return [{"differences": TOLERANCE * np.array(sample), "verdict": verdict} for sample, verdict in [*small, *drawn]]
 
 
@@ -142,6 +146,9 @@ def _sample(rng, mean, standard_error, count) -> np.ndarray:
 def probe_comparison(names, seed):
     """What the learner's comparison measures on the bench, what it asked for, and its verdicts."""
     bench, arguments = PrecisionBench(seed), comparison(seed)["arguments"]
+    earlier = PrecisionBench(seed + 1, ratio=2.5)  # of the same seeds; nothing of it may show in the next one
+    other = comparison(seed + 1)["arguments"] | {name: arguments[name] for name in ("mixed", "seeds")}
+    names["compare_precisions"](earlier.new_trial, earlier.clock, **other)
     ratio, differences = names["compare_precisions"](bench.new_trial, bench.clock, **arguments)
     said = [names["verdict"](list(map(float, case["differences"])), TOLERANCE) for case in verdicts(seed)]
     return {
