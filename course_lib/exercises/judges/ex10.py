@@ -5,6 +5,7 @@ Needs NumPy; TensorFlow to compare an answer with known mistakes.
 
 import functools
 import math
+import re
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from course_lib.profiler import covered_seconds
 question = question_maker.of("10_choosing_a_strategy")
 EXACT = 1e-10  # relative: float64 arithmetic in another order, and not float32's
 NEARLY = 1e-6  # relative
+NEAR_ONE = 5e-3  # relative: three digits of such a ratio would say 1
 
 
 def _bytes_are(cases, reference, chosen):
@@ -27,7 +29,7 @@ def _bytes_are(cases, reference, chosen):
         for case, got in zip(cases(seed), answers["bytes"], strict=True):
             ratio = got / reference(**case)
             if chosen(case) and not abs(ratio - 1) < EXACT:
-                near = abs(ratio - 1) < 5e-3
+                near = abs(ratio - 1) < NEAR_ONE
                 off = f"off by one part in {1 / abs(ratio - 1):,.0f}" if near else f"{ratio:.3g} times as many"
                 return f"for {_described(case)} yours are {off}"
         return True
@@ -202,11 +204,15 @@ def _is_fast(chosen, sure):
 def _is_lean(chosen, sure):
     slowest = (1 + probes.NEAR) * min(one.step.total for one in sure)
     least = min(one.memory.total for one in sure if one.step.total <= slowest)
-    if chosen.memory.total > (1 + NEARLY) * least:
-        return f"yours takes {chosen.memory.total / least:.3g} times as much"
     figures = chosen.memory.total, chosen.step.total
     tried = any(np.allclose(figures, (one.memory.total, one.step.total), rtol=NEARLY, atol=0) for one in sure)
-    return tried or "yours is none of those that the search tries"
+    if chosen.surely_fits and _in_precision(chosen, sure) is True and not tried:
+        return "yours is none of those that the search tries"
+    return chosen.memory.total <= (1 + NEARLY) * least or f"yours takes {_times(chosen.memory.total / least)} as much"
+
+
+def _times(ratio):
+    return f"{ratio:.7g} times" if abs(ratio - 1) < NEAR_ONE else f"{ratio:.3g} times"
 
 
 def _in_precision(chosen, sure):
@@ -310,6 +316,12 @@ def _made_again(answers, seed):
     return True
 
 
+def _raises_another(answers, seed):
+    """The learner's own line raises what stopped the probe; nothing but such a line raises a MemoryError."""
+    own = re.search(r" of its cell: (raise|assert)\b", answers["stopped"]["line"])
+    return own or answers["stopped"]["error"].startswith("MemoryError:")
+
+
 def _among(keep):
     """The right rule, for those that surely fit and that `keep(ranked, sure)` leaves."""
     return lambda ranked, sure: probes.near(kept) if (kept := keep(ranked, sure)) else None
@@ -361,6 +373,8 @@ CHOICE = question(
             _only(lambda ranked, sure: min(probes.up_to_the_first_slow(sure), key=_memory))
         ),
         "made again": _made_again,
+        "divided by 0.95": _chooses(_only(lambda ranked, sure: probes.near(sure, factor=1 / (1 - probes.NEAR)))),
+        "another error": _raises_another,
         "thresholds swapped": _chooses(_only(_near_in_memory)),
         "the fullest": _chooses(_only(lambda ranked, sure: probes.near(sure, key=lambda one: -_memory(one)))),
     },
@@ -482,6 +496,13 @@ def _threads(events):
     return {event.thread for event in events}
 
 
+def _one_pool_computes(events, own):
+    """Input right, and the computing of TensorFlow's own pool alone; of the communication nothing is asked."""
+    computing = [one for one in _sorted_out(events)[0] if one.thread.startswith("tf_Compute")]
+    wanted = _in_order(events)[0], _inside(events, computing) / covered_seconds(_steps(events))
+    return np.allclose(own[:2], wanted, atol=1e-6)
+
+
 def _kinds_right(answers, seed):
     known = [kind for kind, _ in profile_probes.profiles(seed)]
     wrong = [said for said, right in zip(answers["kinds"], known, strict=True) if said != right]
@@ -522,6 +543,7 @@ PROFILES = question(
         "an early end": _all_shares(_loses_reach),
         "not the largest": _not_the_largest,
         "threads added": _all_shares(_threads_added),
+        "tf_Compute alone": _all_shares(_one_pool_computes),
     },
     targets=(
         Target("the bottleneck of three recorded runs", _kinds_right),
@@ -590,7 +612,7 @@ def _efficient(kind):
         for case, own in zip(probes.timings(seed), answers[kind], strict=True):
             for (n, right), got in zip(_efficiencies(case[kind], kind).items(), own, strict=True):
                 if not abs(got / right - 1) < NEARLY:
-                    return f"measured from {min(case[kind])} on, yours for {n} devices is {got / right:.3g} times that"
+                    return f"measured from {min(case[kind])} on, yours for {n} devices is {_times(got / right)} that"
         return True
 
     return holds
