@@ -543,10 +543,10 @@ def test_a_step_without_gradients_takes_what_its_operations_write():
 
 
 def test_a_result_that_lies_in_its_inputs_memory_takes_none():
-    """The second operation's result is the first one's 3 MiB, reshaped."""
+    """The second operation's results are the first one's 3 MiB, reshaped."""
     made = SimpleNamespace(reads=(), writes=("out",), alias=False, in_place=False)
-    reshaped = SimpleNamespace(reads=("out",), writes=("flat",), alias=True, in_place=False)
-    sizes = dict.fromkeys(("out", "flat"), SimpleNamespace(bytes=3 * 2**20))
+    reshaped = SimpleNamespace(reads=("out",), writes=("flat", "same"), alias=True, in_place=False)
+    sizes = dict.fromkeys(("out", "flat", "same"), SimpleNamespace(bytes=3 * 2**20))
     trace = SimpleNamespace(operations=[made, reshaped], tensors=sizes)
     assert bfc_allocator.step_bytes(trace, [], [bfc_allocator.FIRST_REGION - 256]) == 3 * 2**20
 

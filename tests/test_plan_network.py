@@ -277,6 +277,14 @@ def test_a_saved_model_is_planned_by_the_command(tmp_path, capsys):
     assert "broken.keras cannot be loaded as a Keras model" in capsys.readouterr().err
 
 
+def test_a_model_that_raises_is_named_in_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "broken.py").write_text("def make():\n    raise RuntimeError('no such thing\\nand more')\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "broken.py:make", "--chip", "t4", "--batch", "8"]) != 0
+    said = capsys.readouterr().err
+    assert "broken.py:make cannot build its model: RuntimeError: no such thing\n" in said
+
+
 def test_an_unknown_optimizer_gets_one_clear_line():
     with pytest.raises(CourseError, match="Keras knows no optimizer 'adamm'"):
         from_keras(models.mlp((4, 4, 1), 3), "adamm")
