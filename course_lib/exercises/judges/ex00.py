@@ -39,7 +39,7 @@ def _another_sum(sizes, batch, replicas):
 
 
 def _differ(sizes, batch, replicas):
-    difference = max(sizes) - min(sizes)
+    difference = max(sizes, default=0) - min(sizes, default=0)
     return None if difference <= 1 else f", which differ by up to {difference:g}"
 
 
@@ -138,6 +138,17 @@ def _parts_of_steps(answers, seed):
     return any(steps % 1 for name in _STEPS for steps in answers[name])
 
 
+def _dropped_is(*wanted):
+    """Recognise one of wanted(examples, batch) for what is dropped, and right steps with all kept, of any examples."""
+
+    def recognise(answers, seed):
+        epochs = probes.epochs(seed)
+        kept = all(not of or -(-of // batch) == steps for (of, batch), steps in zip(epochs, answers["kept"]))
+        return kept and any(answers["dropped"] == [one(*epoch) for epoch in epochs] for one in wanted)
+
+    return recognise
+
+
 def _nearest(answers, seed):
     """A half up, down, or to the even one."""
     return all(
@@ -181,6 +192,13 @@ STEPS = question(
         "a float": _some(float),
         "a comparison": _some(bool),
         "rounded to the nearest": _nearest,
+        "at least one step": _dropped_is(
+            lambda examples, batch: max(1, examples // batch),
+            lambda examples, batch: max(1, examples // batch) if examples else 0,
+        ),
+        "one fewer than kept": _dropped_is(
+            lambda examples, batch: -(-examples // batch) - 1, lambda examples, batch: max(0, -(-examples // batch) - 1)
+        ),
         "kept from an earlier data set": _of_an_earlier_data_set,
     },
 )
@@ -258,6 +276,10 @@ def _on_no_device(places):
     return all(place.startswith("no device") for place in places)
 
 
+def _are_variables(places):
+    return bool(places) and all(place.endswith("Variable, no tensor)") for place in places)
+
+
 _KEPT = {"lives_on": [forms.text], "values": [forms.array], "kept": [forms.flag]}
 PLACE = question(
     name="q3",
@@ -277,6 +299,7 @@ PLACE = question(
             call["lives_on"] == answers["asked"][: len(asked)] for call, asked in _calls(answers)
         ),
         "left the devices": _both_calls(lambda call, asked, seed: _on_no_device(call["lives_on"])),
+        "variables": _both_calls(lambda call, asked, seed: _are_variables(call["lives_on"])),
         "only the first": _both_calls(lambda call, asked, seed: len(call["lives_on"]) == 1 < len(asked)),
         "in another order": _both_calls(
             lambda call, asked, seed: sorted(call["lives_on"]) == sorted(asked) and call["lives_on"] != asked
@@ -387,6 +410,25 @@ def _shift_of_the_last_call(answers, seed):
     )
 
 
+def _moments_of_the_last_call(answers, seed):
+    """Whether the mean and variance are always those of the last call's shards, whatever combine is given."""
+    whole = _whole(answers, seed, probes.BRIGHTNESSES[-1])
+    return all(
+        _within(answers[asked][place], moment(whole), VARIANCE_TOLERANCE) is True
+        for asked in ("tiny", "combined", "last_alone")
+        for place, moment in enumerate(_MOMENTS)
+    )
+
+
+def _single_left_out(answers, seed):
+    """Whether all is right, but for the tiny shards, whose first one of one example does not count."""
+    others = np.concatenate(probes.tiny_shards(len(answers["asked"]))[1:])
+    return np.allclose(answers["tiny"], [moment(others) for moment in _MOMENTS], rtol=1e-4) and all(
+        _within(answers["combined"][place], moment(_whole(answers, seed)), VARIANCE_TOLERANCE) is True
+        for place, moment in enumerate(_MOMENTS)
+    )
+
+
 def _changed_by_the_others(answers, seed):
     return answers["lives_on"] == answers["asked"] and not answers["first_is_its_own"]
 
@@ -418,6 +460,7 @@ STATISTICS = question(
     recognise={
         "not on the devices": _on_default_device,
         "left the devices": lambda answers, seed: _on_no_device(answers["lives_on"]),
+        "variables": lambda answers, seed: _are_variables(answers["lives_on"]),
         "float64 leaves": lambda answers, seed: answers["formats"] == ["float64"] * len(answers["asked"]),
         "whole shards": lambda answers, seed: answers["numbers_sent"] == [len(one) for one in _shards(answers, seed)],
         "mean of means": _mean_of_means,
@@ -441,6 +484,8 @@ STATISTICS = question(
             _variance_right(answers, seed) is True and _bright_variances_right(answers, seed) is not True
         ),
         "kept for combine": _shift_of_the_last_call,
+        "combine reads the shards": _moments_of_the_last_call,
+        "a shard of one left out": _single_left_out,
         "the other shards used": _changed_by_the_others,
     },
 )

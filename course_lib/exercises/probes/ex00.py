@@ -11,11 +11,11 @@ BRIGHTNESSES = (2000.0, 3000.0, 4000.0)  # added to q4's values, whose spread st
 
 
 def batches(seed: int) -> list[tuple[int, int]]:
-    """(global_batch, replicas) pairs: tiny ones, one of them with idle replicas, four uneven ones, an even one."""
+    """(global_batch, replicas) pairs: tiny ones, two with idle replicas; four uneven ones, an even one; a million."""
     rng = np.random.default_rng(seed)
     uneven = [_uneven_batch(rng) for _ in range(4)]
     same_batch = [(61, 4), (61, 7)]  # in floats, 7 * (61 / 7) is less than 61
-    return [(3, 2), (6, 3), (2, 5), (7, 4), (4, 1), *uneven, (6 * 8, 8), *same_batch]
+    return [(3, 2), (6, 3), (2, 5), (7, 4), (4, 1), (0, 3), *uneven, (6 * 8, 8), *same_batch, (10**6, 7)]
 
 
 def epochs(seed: int) -> list[tuple[int, int]]:
@@ -80,7 +80,7 @@ def _placed(names, seed, devices):
     given = arrays(seed, len(devices))
     placed = list(names["place"](given, tuple(devices)))
     return {
-        "lives_on": [device_of(tensor) for tensor in placed],
+        "lives_on": [_tensor_on(tensor) for tensor in placed],
         "values": [np.asarray(tensor) for tensor in placed],
         "kept": [np.array_equal(*pair) for pair in zip(given, arrays(seed, len(devices)))],
     }
@@ -96,7 +96,7 @@ def probe_statistics(names, seed):
     bright = [names["local_statistics"](brightened(plain, by), devices) for by in BRIGHTNESSES]
     return {
         "asked": list(devices),
-        "lives_on": [device_of(tensor) for tensor in sent],
+        "lives_on": [_tensor_on(tensor) for tensor in sent],
         "numbers_sent": [int(np.size(tensor)) for tensor in sent],
         "formats": [str(np.asarray(tensor).dtype) for tensor in sent],
         "first_is_its_own": np.shape(sent[0]) == np.shape(alone) and bool(np.allclose(sent[0], alone)),
@@ -105,6 +105,15 @@ def probe_statistics(names, seed):
         "combined": [float(number) for number in names["combine"](sent)],
         "bright_variances": [float(names["combine"](statistics)[1]) for statistics in bright],
     }
+
+
+def _tensor_on(value: object) -> str:
+    """The device that a tensor lives on, as device_of; of a variable or the like, what it is beside its device."""
+    import tensorflow as tf
+
+    device = device_of(value)
+    is_tensor = device.startswith("no device") or isinstance(value, tf.Tensor)
+    return device if is_tensor else f"{device} ({type(value).__name__}, no tensor)"
 
 
 def _uneven_batch(rng: np.random.Generator) -> tuple[int, int]:
