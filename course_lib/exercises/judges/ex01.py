@@ -1,4 +1,4 @@
-"""Exercise 01: a stopwatch, an input pipeline, several steps a call, and a profile; q4 is in ex01_traces.
+"""Exercise 01: a stopwatch, an input pipeline, several steps a call; q4 is in ex01_traces, q5 in ex01_profile.
 
 Needs NumPy; TensorFlow to compare an answer with known mistakes.
 """
@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 
 from course_lib.exercises.judges import forms, question_maker
+from course_lib.exercises.judges.ex01_profile import PROFILE
 from course_lib.exercises.judges.ex01_traces import BOTTLENECK
 from course_lib.exercises.probes import ex01 as probes
 from course_lib.exercises.question import Target
@@ -194,15 +195,18 @@ def _none_twice(answers, seed):
     examples, _ = probes.pipeline_sizes(seed)
     for epoch in range(2):
         numbers = _numbers(answers, epoch)
-        if len(set(numbers)) < len(numbers) or not set(numbers) <= set(range(examples)):
-            return (
-                f"{1 - len(set(numbers)) / max(len(numbers), 1):.1%} of an epoch's examples are there again, or unknown"
-            )
+        if len(numbers) and (unknown := np.mean(~np.isin(numbers, np.arange(examples)))):
+            return f"{unknown:.1%} of an epoch's examples are not in the data set"
+        if len(set(numbers)) < len(numbers):
+            return f"{1 - len(set(numbers)) / len(numbers):.1%} of an epoch's examples are there again"
     return True
 
 
 def _decoded_once(answers, seed):
     examples, runs = probes.pipeline_sizes(seed)[0], answers["decode_runs"]
+    if (more := runs - examples) and abs(more) < 0.005 * examples:
+        times = f"{abs(more)} time{'s' * (abs(more) > 1)}"
+        return f"in two epochs it ran {times} {'more' if more > 0 else 'fewer'} than once for each example"
     return runs == examples or f"in two epochs it ran {runs / examples:.3g} times for each example"
 
 
@@ -232,7 +236,9 @@ def _shuffled_afresh(answers, seed):
 
 
 def _places_change(answers):
-    """Whether an example's place in an epoch says nothing of its place in the next."""
+    """Whether an example's place, and who comes next, say nothing of the next epoch."""
+    if (kept := _neighbours_kept(answers)) > _ALIKE:
+        return f"{kept:.0%} of the examples are followed by the same one in both epochs"
     one, other = (dict(zip(_numbers(answers, epoch).tolist(), itertools.count())) for epoch in range(2))
     places = np.array([(one[number], other[number]) for number in one.keys() & other.keys()])
     if len(places) < 2:
@@ -244,6 +250,19 @@ def _places_change(answers):
         if same > 1 / every + _ALIKE:
             return f"of the examples in every {name} place of an epoch {same:.0%} are in those places in the next too"
     return True
+
+
+def _neighbours_kept(answers):
+    """The share of an epoch's examples that the same one follows in the other epoch."""
+    one, other = ({*itertools.pairwise(_numbers(answers, epoch).tolist())} for epoch in range(2))
+    return len(one & other) / max(len(one), 1)
+
+
+def _nearly_the_same_order(answers):
+    one, other = (dict(zip(_numbers(answers, epoch).tolist(), itertools.count())) for epoch in range(2))
+    places = np.array([(one[number], other[number]) for number in one.keys() & other.keys()])
+    far_enough = _most_early(answers) > _EARLY * len(places)
+    return bool(far_enough and np.corrcoef(places.T)[0, 1] > 0.9) and not _same_order(answers)
 
 
 _ALIKE = 0.1  # of two full shuffles of 12,000 examples both are within 0.05
@@ -275,6 +294,11 @@ def _decoded_again(answers, seed):
 def _decoded_by_batches(answers, seed):
     examples, batch = probes.pipeline_sizes(seed)
     return 0 < answers["decode_runs"] <= 2 * -(-examples // batch)
+
+
+def _a_few_decoded_more(answers, seed):
+    examples, batch = probes.pipeline_sizes(seed)
+    return examples < answers["decode_runs"] <= examples + batch
 
 
 def _repeats(answers, seed):
@@ -351,7 +375,14 @@ PIPELINE = question(
         "augmentation frozen": lambda answers, seed: answers["repeated"] > 0.9 and answers["augment_runs"] > 0,
         "order frozen": lambda answers, seed: _same_order(answers),
         "batches shuffled": lambda answers, seed: _same_members(answers),
-        "small buffer": lambda answers, seed: _most_early(answers) < _EARLY * probes.pipeline_sizes(seed)[0],
+        "small buffer": lambda answers, seed: (
+            _most_early(answers) < _EARLY * probes.pipeline_sizes(seed)[0] and _neighbours_kept(answers) < _ALIKE
+        ),
+        "kept from another data set": lambda answers, seed: all(
+            min(_numbers(answers, epoch)) >= probes.pipeline_sizes(seed)[0] for epoch in range(2)
+        ),
+        "nearly the same order": lambda answers, seed: _nearly_the_same_order(answers),
+        "decoded in advance": _a_few_decoded_more,
         "another batch size": _another_batch_size,
         "filled up": _filled_up,
         "the same left over": _same_left_over,
@@ -416,6 +447,14 @@ def _no_python(run, steps_per_call, batches):
     return f"in two calls of {steps_per_call} steps Python pulled {pulled} batches" if pulled else None
 
 
+def _all_in_tensorflow(answers, seed):
+    if (said := _in_each_run(_no_python)(answers, seed)) is not True:
+        return said
+    many = max(steps_per_call for steps_per_call, _ in probes.batches_of_numbers(seed))
+    more = f"in a call of {many} steps Python starts more operations or graphs than in one of 2"
+    return more if answers["python_grows"] else True
+
+
 def _short_trace(answers, seed):
     for run, (steps_per_call, _) in zip(answers["runs"], probes.batches_of_numbers(seed), strict=True):
         if (runs := run["python_runs"][0]) > 2:
@@ -475,12 +514,16 @@ MULTI_STEP = question(
             }
         ],
         "grown": forms.size,
+        "python_grows": forms.flag,
     },
     targets=(
         Target("steps_per_call steps in each call", _in_each_run(_steps_taken)),
         Target("every step on the next batch", _in_each_run(_next_batches)),
         Target("the mean loss of the call's steps, a float32 scalar tensor, to 0.001%", _in_each_run(_mean_loss)),
-        Target("no Python of the step in the second call, and none pulls a batch", _in_each_run(_no_python)),
+        Target(
+            "no Python of the step after the first call, none that pulls a batch, none that starts more for more steps",
+            _all_in_tensorflow,
+        ),
         Target(
             "tracing runs the step's Python at most twice, and 100 steps a call need at most 20 operations more than 2",
             _short_trace,
@@ -488,7 +531,23 @@ MULTI_STEP = question(
     ),
     recognise={
         "pulled by Python": _every_run(
-            lambda run, _: run["pulled_by_python"] > 0 and run["python_runs"][0] == run["python_runs"][1]
+            lambda run, asked: run["pulled_by_python"] == 2 * asked and run["python_runs"][0] == run["python_runs"][1]
+        ),
+        "the first batch pulled by Python": _every_run(
+            lambda run, asked: run["pulled_by_python"] == 2 and run["steps"] == [asked, 2 * asked]
+        ),
+        "a graph of one step": lambda answers, seed: (
+            answers["python_grows"]
+            and all(
+                run["pulled_by_python"] == 0 and run["python_runs"][0] == run["python_runs"][1] <= 2
+                for run in answers["runs"]
+            )
+        ),
+        "a graph for each iterator": _every_run(
+            lambda run, _: (
+                run["pulled_by_python"] == 0
+                and run["python_runs"][0] == run["python_runs"][1] > 0 < run["runs_with_another"]
+            )
         ),
         "traced at every call": _every_run(
             lambda run, asked: (
@@ -524,152 +583,5 @@ MULTI_STEP = question(
     },
 )
 
-
-def _both(problem):
-    """A target: problem(run, steps, heavy) is None for each of the two runs, or says what is wrong with it."""
-
-    def holds(answers, seed):
-        said = [problem(answers[heavy], probes.profiled_steps(seed), heavy) for heavy in probes.HEAVY]
-        return said[0] or said[1] or True
-
-    return holds
-
-
-def _train_marks(run, steps, heavy):
-    if run["trains"] != steps:
-        return f"{run['trains']} train marks, for {steps} steps"
-    calls = run["recorded_calls"]
-    return f"{calls} calls of the step are recorded, for {steps} train marks" if calls > steps else None
-
-
-def _as_many(of, **counts):
-    """A target: both runs have marks of this kind, and as many of each."""
-
-    def problem(run, steps, heavy):
-        marks = f"{run[f'{of}s']} {of} mark{'s' * (run[f'{of}s'] != 1)}"
-        wrong = [f"{run[key]} {what}, for {marks}" for key, what in counts.items() if run[key] != run[f"{of}s"]]
-        return wrong[0] if wrong else None if run[f"{of}s"] else f"there is no {of} mark"
-
-    return _both(problem)
-
-
-def _warm(run, steps, heavy):
-    if run["first_recorded"]:
-        return "the recording has the first call of the step, or the wait for it"
-    if run["recorded_calls"] and not run["first_awaited"]:
-        return "the loss of the first call had not been waited for when the second began"
-    outside = len(run["batches"]) - run["recorded_calls"]
-    return None if outside == 1 else f"{outside} calls of the step are not in the recording"
-
-
-def _numbered(run, steps, heavy):
-    if len(run["numbers"]) != run["trains"]:
-        return f"{len(run['numbers'])} of {run['trains']} train marks have a step_num and `_r=1`"
-    return None if sorted({*run["numbers"]}) == run["numbers"] else f"their numbers are {run['numbers']}"
-
-
-def _all_replicas(run, steps, heavy):
-    replicas, wanted = run["replicas"], run["wanted_replicas"]
-    return None if replicas == wanted else f"{replicas} of {wanted} were at work in your recording"
-
-
-def _verdict(run, steps, heavy):
-    if not run["returned_all"]:
-        return "profile_steps returns other events than the recording has"
-    if run["trains"] < 2:
-        return "a bottleneck needs two train marks or more, because the first is left out"
-    return None if run["verdict"] == heavy else f"the run that is heavy in its {heavy} is called {run['verdict']!r}"
-
-
-def _next_batches_met(run, steps, heavy):
-    if run["batches"] == list(range(len(run["batches"]))):
-        outdated = run["outdated"]
-        return f"when {outdated} of the steps began, a later batch had been pulled too" if outdated else None
-    return "a step met something else than a batch" if -1 in run["batches"] else f"they met {run['batches']}"
-
-
-_PROFILE = {
-    **dict.fromkeys(("trains", "inputs", "computes", "inputs_in_train", "computes_in_train"), forms.size),
-    **dict.fromkeys(("pulls_in_input", "inputs_in_compute"), forms.size),
-    **dict.fromkeys(("numbers", "batches"), [forms.whole]),
-    **dict.fromkeys(("calls_in_compute", "waits_in_compute", "recorded_calls", "outdated"), forms.size),
-    **dict.fromkeys(("first_recorded", "first_awaited", "returned_all"), forms.flag),
-    "wanted_replicas": forms.replicas,
-    "replicas": forms.count,
-    "verdict": forms.text,
-}
-
-
-def _both_runs(fits):
-    return lambda answers, seed: all(fits(run) for run in answers.values())
-
-
-PROFILE = question(
-    name="q5",
-    title="Profile a distributed run",
-    asks_for=("profile_steps", "bottleneck"),
-    probe=probes.probe_profile,
-    form=dict.fromkeys(probes.HEAVY, _PROFILE),
-    points=2,
-    targets=(
-        Target("a train mark for each of the steps asked for", _both(_train_marks)),
-        Target("the train marks have their numbers, in order, and `_r=1`", _both(_numbered)),
-        Target("one warm-up step before the recording, waited for, none of it inside", _both(_warm)),
-        Target(
-            "in each train mark one input mark around the pull and one compute mark around the step",
-            _as_many(
-                "train",
-                inputs_in_train="train marks hold one input mark",
-                computes_in_train="train marks hold one compute mark",
-                inputs="input marks are in the recording",
-                computes="compute marks are in the recording",
-                pulls_in_input="input marks hold the pull of one batch",
-                calls_in_compute="compute marks hold one call of the step",
-            ),
-        ),
-        Target(
-            "each compute mark ends when its loss is there",
-            _as_many("compute", waits_in_compute="compute marks wait for the loss"),
-        ),
-        Target("every step, the warm-up too, on the next batch, as it was pulled", _both(_next_batches_met)),
-        Target("all replicas at work in the recording", _both(_all_replicas)),
-        Target("your q4 names the bottleneck of both runs from it", _both(_verdict)),
-    ),
-    recognise={
-        "first step recorded": _both_runs(lambda run: run["first_recorded"]),
-        "warm-up not waited for": _both_runs(lambda run: run["recorded_calls"] and not run["first_awaited"]),
-        "no train mark": _both_runs(lambda run: run["recorded_calls"] and run["trains"] == 0),
-        "one mark for all": _both_runs(lambda run: run["trains"] == 1 < run["recorded_calls"]),
-        "input not marked": _both_runs(lambda run: run["inputs"] == 0 < run["trains"]),
-        "input outside the step": _both_runs(
-            lambda run: run["inputs_in_train"] == 0 < min(run["inputs"], run["trains"])
-        ),
-        "pulled outside its mark": _both_runs(lambda run: run["pulls_in_input"] == 0 < run["inputs_in_train"]),
-        "a batch ahead of its mark": _both_runs(
-            lambda run: run["outdated"] > 0 == run["trains"] - run["pulls_in_input"]
-        ),
-        "pull inside compute": _both_runs(lambda run: run["inputs_in_compute"] == run["trains"] > 0),
-        "step not marked": _both_runs(lambda run: run["computes"] == 0 < run["trains"]),
-        "not waited for": _both_runs(lambda run: run["calls_in_compute"] > run["waits_in_compute"] == 0),
-        "other events returned": _both_runs(lambda run: not run["returned_all"]),
-        "a recording for each step": lambda answers, seed: all(
-            run["trains"] == run["recorded_calls"] == 1 and len(run["batches"]) == probes.profiled_steps(seed) + 1
-            for run in answers.values()
-        ),
-        "more calls than steps": _both_runs(
-            lambda run: not run["first_recorded"] and len(run["batches"]) > run["recorded_calls"] + 1 > 1
-        ),
-        "another number of steps": lambda answers, seed: all(
-            run["trains"] == run["recorded_calls"] != probes.profiled_steps(seed) for run in answers.values()
-        ),
-        "not numbered": _both_runs(lambda run: len(run["numbers"]) == 0 < run["trains"]),
-        "the same batch": _both_runs(lambda run: {*run["batches"]} == {0} and len(run["batches"]) > 2),
-        "the warm-up's batch again": _both_runs(
-            lambda run: run["batches"] == [0, *range(len(run["batches"]) - 1)] and len(run["batches"]) > 2
-        ),
-        "a part of the batch": _both_runs(lambda run: {*run["batches"]} == {-1}),
-        "one number for all": _both_runs(lambda run: len({*run["numbers"]}) == 1 < len(run["numbers"])),
-    },
-)
 
 QUESTIONS = (STOPWATCH, PIPELINE, MULTI_STEP, BOTTLENECK, PROFILE)

@@ -3,8 +3,10 @@
 Needs NumPy; TensorFlow for q2, q3 and q5. The inputs are functions of the seed.
 """
 
+import contextlib
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -45,6 +47,8 @@ def pipeline_sizes(seed: int) -> tuple[int, int]:
 def probe_pipeline(names, seed):
     """Two epochs of the learner's pipeline over numbered examples, and how often each function ran.
 
+    Before it, another data set of its length with the same functions, and the same data set with another `decode`.
+
     `decode` turns number n into n + 0.25; `augment` adds a random part below 0.5, so
     that floor() gives back the number and what is left tells one augmentation from another.
     """
@@ -62,12 +66,15 @@ def probe_pipeline(names, seed):
         draw = tf.stack([seed % 2**31, augment_runs.assign_add(1)])
         return decoded + tf.random.stateless_uniform(tf.shape(decoded), draw, 0.0, 0.5)
 
-    earlier = tf.data.Dataset.range(examples, examples + 3 * batch)  # nothing of it may show in the next data set
-    for _ in names["pipeline"](earlier, tf.identity, tf.identity, batch):
-        pass
-    dataset = names["pipeline"](tf.data.Dataset.range(examples), decode, augment, batch)
-    augment_runs_before = int(augment_runs)
+    numbered, earlier = tf.data.Dataset.range(examples), tf.data.Dataset.range(examples, 2 * examples)
     enough = examples // batch + 2  # a pipeline that repeats itself must come to an end here
+    for before in ((earlier, decode, augment), (numbered, tf.identity, tf.identity)):  # nothing of these may show
+        for _ in names["pipeline"](*before, batch).take(enough):
+            pass
+    decode_runs.assign(0)
+    augment_runs.assign(0)
+    dataset = names["pipeline"](numbered, decode, augment, batch)
+    augment_runs_before = int(augment_runs)
     epochs = [[np.asarray(rows) for rows in dataset.take(enough).as_numpy_iterator()] for _ in range(2)]
     first, second = ({int(value): float(value) for rows in epoch for value in np.ravel(rows)} for epoch in epochs)
     both = first.keys() & second.keys()
@@ -101,11 +108,31 @@ def probe_multi_step(names, seed):
     """What two calls of the learner's function give, for every number of steps a call, and how the graphs grow with it;
     how often the step's Python runs in a third call, with another iterator.
 
-    `grown` counts the operations that the graph of about 100 steps has more than that of 2.
+    `grown` counts the operations that the graph of about 100 steps has more than that of 2; `python_grows` says whether
+    Python itself starts more operations or graphs in a call of about 100 steps than in one of 2.
     """
     runs = [_two_calls(names["make_multi_step"], *case) for case in batches_of_numbers(seed)]
     few, many, *_ = (run.pop("operations") for run in runs)
-    return {"runs": runs, "grown": max(0, many - few)}
+    started_by_few, started_by_many, *_ = (run.pop("started") for run in runs)
+    return {"runs": runs, "grown": max(0, many - few), "python_grows": started_by_many > started_by_few}
+
+
+@contextlib.contextmanager
+def _started_by_python() -> Iterator[list[str]]:
+    """What Python starts in the block, outside of graphs: operations and tf.functions, a list that grows."""
+    from tensorflow.python.framework import op_callbacks  # as TensorFlow's own debugger sees them
+
+    started = []
+
+    def note(operation, inputs, attributes, outputs, op_name=None, graph=None):
+        if graph is None:
+            started.append(operation)
+
+    op_callbacks.add_op_callback(note)
+    try:
+        yield started
+    finally:
+        op_callbacks.remove_op_callback(note)
 
 
 def _two_calls(make_multi_step, steps_per_call, batches):
@@ -127,18 +154,18 @@ def _two_calls(make_multi_step, steps_per_call, batches):
     dataset = tf.data.Dataset.from_tensor_slices(batches)
     pulled = []
 
-    class Iterator(type(iter(dataset))):
-        """Counts what Python pulls; a graph that it is given to makes TensorFlow's own iterator of it."""
+    class Counting(type(iter(dataset))):
+        """Counts what Python pulls, and not what a graph does that is traced with it."""
 
         def __next__(self):
-            pulled.append(1)
+            pulled.extend([1] * tf.executing_eagerly())
             return super().__next__()
 
         def get_next(self):
-            pulled.append(1)
+            pulled.extend([1] * tf.executing_eagerly())
             return super().get_next()
 
-    iterator = Iterator(dataset)
+    iterator = Counting(dataset)
     multi_step = make_multi_step(step, steps_per_call)
     seen = []
     for _ in range(2):
@@ -146,13 +173,16 @@ def _two_calls(make_multi_step, steps_per_call, batches):
         dtype = loss.dtype.name if tf.is_tensor(loss) else ""
         seen.append([float(loss), dtype, int(steps), float(total), len(python_runs)])
     in_python, left = len(pulled), sum(1 for _ in iterator)
-    multi_step(Iterator(dataset))
+    another = Counting(dataset)
+    with _started_by_python() as started:  # only now: at the first call a class grader looks whether all is as it was
+        multi_step(another)
     keys = ("losses", "dtypes", "steps", "totals", "python_runs")
     return {
         **dict(zip(keys, map(list, zip(*seen)))),
         "batches_left": left,
         "pulled_by_python": in_python,
         "runs_with_another": len(python_runs) - seen[-1][-1],
+        "started": len(started),
         "operations": sum(len(graph.get_operations()) for graph in graphs),
     }
 
@@ -209,12 +239,15 @@ def _recorded(names, heavy: str, steps: int) -> dict[str, object]:
         "computes_in_train": within("compute", "train"),
         "pulls_in_input": within("probe: pull", "input"),
         "inputs_in_compute": within("input", "compute"),
+        "inputs_before_compute": sum(_in_turn(mark, marks["input"], marks["compute"]) for mark in marks["train"]),
         "calls_in_compute": within("probe: call", "compute"),
         "waits_in_compute": within("probe: wait", "compute"),
         "recorded_calls": len(marks["probe: call"]),
-        "first_recorded": bool(marks["probe: first call"] or marks["probe: first wait"]),
+        "first_call_recorded": bool(marks["probe: first call"]),
+        "first_wait_recorded": bool(marks["probe: first wait"]),
         "first_awaited": step.first_awaited,
         "batches": batches.numbers_of(step.met),
+        "iterators": batches.iterators_of(step.met),
         "outdated": step.outdated,
         "numbers": [number for number, root in numbers if root == 1],
         "wanted_replicas": len(device_names()),
@@ -223,6 +256,13 @@ def _recorded(names, heavy: str, steps: int) -> dict[str, object]:
         # q4 leaves the first step out, so with one mark alone there is nothing to ask it.
         "verdict": str(names["bottleneck"](list(returned))[0]) if len(marks["train"]) > 1 else "",
     }
+
+
+def _in_turn(train: Event, inputs: list[Event], computes: list[Event]) -> bool:
+    """Whether a train mark's input marks have ended when its first compute mark begins."""
+    ends = [mark.end_seconds for mark in inputs if _holds(train, mark)]
+    begins = [mark.start_seconds for mark in computes if _holds(train, mark)]
+    return bool(ends and begins) and max(ends) <= min(begins)
 
 
 def _holds(outer: Event, inner: Event) -> bool:

@@ -51,6 +51,7 @@ def marked_run(heavy: str):
             return np.asarray(self.numpy(), dtype)
 
     given = []  # (number, batch) of all that has been pulled
+    iterators = {}  # by the batch's id: which iterator gave it
 
     class Step:
         first, first_awaited = None, False
@@ -78,12 +79,18 @@ def marked_run(heavy: str):
             numbers = {id(batch): number for number, batch in given}
             return [numbers.get(id(batch), -1) for batch in met]
 
+        def iterators_of(self, met):
+            """From how many iterators they come."""
+            return len({iterators[id(batch)] for batch in met if id(batch) in iterators})
+
         def __iter__(self):
+            me = object()
             for number in range(BATCHES):
                 with mark("probe: pull"):  # no thread works ahead, so that heavy input shows in every pull
                     loaded = load(tf.constant(number))
                     batch = strategy.experimental_distribute_values_from_function(lambda _, loaded=loaded: loaded)
                 given.append((number, batch))
+                iterators[id(batch)] = me
                 yield batch
 
     return Step(), Batches()

@@ -25,10 +25,10 @@ def traces(seed: int) -> list[tuple[str, list[Event]]]:
     return [
         ("compute", shuffled(rng, [Event(name, "/host:CPU", *span) for name, *span in TINY_TRACE])),
         ("input", _trace(rng, input=1.5, compute=4.0, all_reduce=1.0, stall=200)),
-        ("compute", _trace(rng, input=3.0, compute=4.5, all_reduce=1.0, pieces=6)),
+        ("compute", _trace(rng, input=3.0, compute=4.5, all_reduce=1.0, pieces=6, gap=0.0)),
         ("all-reduce", _trace(rng, input=2.0, compute=3.0, all_reduce=6.0, first=60)),
         ("compute", _trace(rng, input=2.0, compute=6.0, all_reduce=3.0, before=300.0)),
-        ("all-reduce", _of_milliseconds(_trace(rng, input=2.0, compute=3.0, all_reduce=5.0))),
+        ("all-reduce", _of_milliseconds(_trace(rng, input=2.0, compute=3.0, all_reduce=5.0, gap=0.0))),
     ]
 
 
@@ -46,12 +46,13 @@ TINY_TRACE = [  # name, thread, start, length
 ]
 
 
-def _trace(rng, input, compute, all_reduce, pieces=1, before=0.0, first=1, stall=1):
+def _trace(rng, input, compute, all_reduce, pieces=1, before=0.0, first=1, stall=1, gap=0.5):
     """Events of a run in no particular order; in a step the input comes first, and an all-reduce before compute ends.
 
     No replica works in step with another, each has a plane, a piece may lie inside another of its thread, all may wait
     at once, a step's last event ends with it, every kind is also met between the steps, up to their very ends, and its
-    name is a part of other names.
+    name is a part of other names. Without a gap each step begins when the one before ends, and every kind has an event
+    that ends at that very moment and one that begins at it.
     """
     now, events = 1.0, []
 
@@ -93,5 +94,5 @@ def _trace(rng, input, compute, all_reduce, pieces=1, before=0.0, first=1, stall
             add(kind, thread, now, rng.uniform(0.1, 0.3))  # from the step's very end
             if number:
                 add(kind, thread, begin - 0.125, 0.125)  # up to its very beginning
-        now += 0.5
+        now += gap
     return shuffled(rng, events)
