@@ -33,9 +33,28 @@ def _each_run(detail):
         for number, (run, facts) in sorted(runs, key=lambda one: len(one[1][1][0])):
             if wrong := detail(run, *facts):
                 return f"stage {number % 2}, {' '.join(facts[0])}: {wrong}"
-        return True
+        return _both_at_once(detail, answers, seed)
 
     return holds
+
+
+def _both_at_once(detail, answers, seed):
+    """True, or what is wrong while the second stage runs inside the first one's receive."""
+    runs, place = answers["at_once"], 2 * probes.AT_ONCE
+    if isinstance(runs, str):
+        return f"when stage 1 works while stage 0 waits for a gradient: {runs}"
+    for number, (run, facts) in enumerate(zip(runs, _stage_facts(seed)[place : place + 2], strict=True)):
+        if wrong := detail(run, *facts):
+            return f"when stage 1 works while stage 0 waits for a gradient, stage {number}: {wrong}"
+    return True
+
+
+def _shared(answers, seed):
+    """Whether all is right with one stage at a time, and something is wrong with two."""
+    details = (_other_calls, _sent_wrong, _gradient_wrong, _kept_too_long)
+    runs = list(zip(answers["runs"], _stage_facts(seed), strict=True))
+    alone = not any(detail(run, *facts) for detail in details for run, facts in runs)
+    return alone and any(_both_at_once(detail, answers, seed) is not True for detail in details)
 
 
 def _other_calls(run, order, stage, gradients):
@@ -195,7 +214,7 @@ ONE_STAGE = question(
     title="Run one stage",
     asks_for=("run_stage",),
     probe=probes.probe_stage,
-    form={"runs": [_STAGE_RUN]},
+    form={"runs": [_STAGE_RUN], "at_once": forms.either([_STAGE_RUN], forms.text)},
     targets=(
         Target("each piece of work in the order given: received, computed, sent", _each_run(_other_calls)),
         Target("what is sent equals one device's, micro-batch by micro-batch, to 0.001%", _each_run(_sent_wrong)),
@@ -214,6 +233,7 @@ ONE_STAGE = question(
         "let go too late": _all_but_the_memory,
         "sent late": _sent_late,
         "overwritten": _overwritten,
+        "shared by the stages": _shared,
         "trained": lambda answers, seed: any(run["trained"] for run in answers["runs"]),
         "few digits": _few_digits,
     },

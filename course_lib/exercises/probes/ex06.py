@@ -189,7 +189,7 @@ def layer_rows(seed: int) -> list[dict[str, object]]:
 
     The first is small, and its best cut fills a memory. The next ones are of whole seconds, of one stage, or of as many
     as layers; in one, a byte decides. The others differ in what decides: one slow layer, memory, an order in which a
-    careless cut fails; no cut fits the last.
+    careless cut fails; no cut fits the last two, of which one has a sum and layers that are small enough.
     """
     rng = np.random.default_rng(seed)
     cases = [
@@ -200,6 +200,7 @@ def layer_rows(seed: int) -> list[dict[str, object]]:
         ([1, 1, 12, 1, 1], [1, 1, 1, 1, 1], 4, 9),
         ([2, 2, 1, 1, 2, 2], [1, 1, 5, 5, 1, 1], 3, 8),
         ([2, 2, 2, 2, 2, 2], [5, 5, 1, 1, 5, 5], 2, 10),
+        ([1, 2, 1, 2, 1], [3, 3, 3, 3, 3], 3, 5),
     ]
     block = 2**20 * int(rng.integers(100, 1000))  # its multiples are exact in float32, and one byte less is not
     small = [

@@ -4,6 +4,8 @@ import weakref
 
 import numpy as np
 
+from course_lib.exercises.ask import in_one_line
+
 
 class Kept:
     """What a stage's backward needs of its forward."""
@@ -49,6 +51,8 @@ ORDERS = (  # of two stages each, every one legal
     ("F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"),
     ("F0 F1 F2 B1 F3 B0 B3 B2", "F1 F0 B1 F2 B0 F3 B3 B2"),
 )
+AT_ONCE = 3  # the place of the order in which both stages are at work at once
+LONGEST_ERROR = 200  # characters
 
 
 def two_halves(seed: int) -> dict[str, np.ndarray | tuple[np.ndarray, np.ndarray]]:
@@ -91,7 +95,7 @@ def count(orders: tuple[str, str]) -> int:
 def probe_stage(names, seed):
     """Of each run of a stage: the calls in order, what was sent, the gradients, the most held after use, if trained.
 
-    Each stage has run a step before, of one micro-batch.
+    Each stage has run a step before, of one micro-batch. At last both stages are at work at once; see _at_once.
     """
     runs = []
     for orders in ORDERS:
@@ -101,10 +105,29 @@ def probe_stage(names, seed):
             stage = TanhStage(*own)
             _run(names["run_stage"], stage, ["F0", "B0"], before)
             runs.append(_run(names["run_stage"], stage, order, arriving))
-    return {"runs": runs}
+    return {"runs": runs, "at_once": _at_once(names["run_stage"], seed)}
 
 
-def _run(run_stage, stage, order, arriving):
+def _at_once(run_stage, seed):
+    """Of both stages, the second of which runs all its order while the first waits for its first backward's gradient.
+
+    The stages' runs, as alone; or the error that one of them raised.
+    """
+    stages = [TanhStage(*two_halves(seed)[name]) for name in ("first", "second")]
+    (first, second), arriving, inner = map(str.split, ORDERS[AT_ONCE]), messages(seed, count(ORDERS[AT_ONCE])), []
+
+    def meanwhile(work):
+        if work[0] == "B" and not inner:
+            inner.append(None)  # a learner's error must not begin it again
+            inner[0] = _run(run_stage, stages[1], second, arriving[1])
+
+    try:
+        return [_run(run_stage, stages[0], first, arriving[0], meanwhile), *inner]
+    except Exception as error:
+        return in_one_line(type(error).__name__, str(error))[:LONGEST_ERROR]
+
+
+def _run(run_stage, stage, order, arriving, meanwhile=lambda work: None):
     calls, sent, held = [], {}, []
     weights = stage.kernel.copy(), stage.bias.copy()
 
@@ -112,6 +135,7 @@ def _run(run_stage, stage, order, arriving):
         calls.append(f"receive {work}")
         held.append(stage.held_after_use())
         stage.work = work
+        meanwhile(work)
         return arriving[work[0]][int(work[1:])].copy()
 
     def send(work, array):
