@@ -135,6 +135,8 @@ def pipelines(seed: int) -> list[dict[str, object]]:
         ("1F1B", 12, [1.0] * 8, 0.75, 13.0),
         ("1F1B", 12, [1.0], 0.0, 3.5),
         ("GPipe", 12, [1.0, 1.0], 0.0, 50.0),
+        ("1F1B", 3000, [1.0] * 4, 0.002, 50.0),
+        ("GPipe", 720, [1.0] * 120, 0.15, 800.0),
     ]
     p, m = ((3, 12), (4, 10), (4, 20), (5, 20))[rng.integers(4)]
     schedules = rng.permutation(["GPipe", "1F1B"]).tolist()
@@ -167,12 +169,13 @@ def probe_micro_batches(names, seed):
 def shapes(seed: int) -> list[tuple[int, int]]:
     """q3's pipelines: (stages, micro-batches).
 
-    Micro-batches of two digits, fewer than stages, one, as many as stages; two stages, and one.
+    Micro-batches of two digits, fewer than stages, one, as many as stages; two stages, and one; many of both.
     """
     rng = np.random.default_rng(seed)
     stages, more = int(rng.integers(4, 7)), int(rng.integers(2, 5))
     long, equal = (stages, int(rng.integers(11, 16))), (stages + 1, stages + 1)
-    return [long, (stages, stages - 2), (stages - 1, 1), equal, (2, 2 + more), (1, more)]
+    few = [long, (stages, stages - 2), (stages - 1, 1), equal, (2, 2 + more), (1, more)]
+    return [*few, (2, 100 + long[1]), (12 + stages, 30 + more)]
 
 
 def probe_orders(names, seed):
@@ -189,7 +192,8 @@ def layer_rows(seed: int) -> list[dict[str, object]]:
 
     The first is small, and its best cut fills a memory. The next ones are of whole seconds, of one stage, or of as many
     as layers; in one, a byte decides. The others differ in what decides: one slow layer, memory, an order in which a
-    careless cut fails; no cut fits the last two, of which one has a sum and layers that are small enough.
+    careless cut fails; no cut fits the last two of few layers, of which one has a sum and layers that are small enough.
+    The last one has many layers.
     """
     rng = np.random.default_rng(seed)
     cases = [
@@ -201,6 +205,7 @@ def layer_rows(seed: int) -> list[dict[str, object]]:
         ([2, 2, 1, 1, 2, 2], [1, 1, 5, 5, 1, 1], 3, 8),
         ([2, 2, 2, 2, 2, 2], [5, 5, 1, 1, 5, 5], 2, 10),
         ([1, 2, 1, 2, 1], [3, 3, 3, 3, 3], 3, 5),
+        (rng.integers(1, 9, 130).tolist(), [1] * 130, 2, 100),
     ]
     block = 2**20 * int(rng.integers(100, 1000))  # its multiples are exact in float32, and one byte less is not
     small = [

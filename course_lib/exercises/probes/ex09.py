@@ -107,6 +107,8 @@ def transitions(seed: int) -> list[dict[str, object]]:
         {**case(gradients(), good_steps=0, scale=1.0), "growth_steps": 1, "largest_scale": 1.0},
         {**case(gradients(), good_steps=growth - 1, scale=2.0**39), "largest_scale": 2.0**40},
         case([np.array(2.0**-20, "float16"), np.ones((1, 2, 3), "float16")]),
+        *({**case(gradients(), good_steps=good), "growth_steps": 2_000} for good in (1_300, 1_999)),  # Keras' number
+        case([*np.ones((120, 2), "float16"), np.array(math.inf, "float16")]),
     ]
     return shuffled(rng, cases)
 

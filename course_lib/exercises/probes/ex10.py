@@ -40,7 +40,7 @@ def state_cases(seed: int) -> list[dict[str, object]]:
     spread = [case(zero, "bfloat16_master", 4, tensor, stages) for zero, tensor in enumerate(tensors)]
     both = case(0, "bfloat16_master", 4, 4, pipeline=2)  # nor do two stages hold both tables on one device
     uncut = case(1, "bfloat16_master", 4, 4)  # both tables on each device, and both are divided
-    huge = case(0, "float32", 8, widest=4000)  # more parameters than an int32 counts
+    huge = case(0, "float32", 8, widest=4000) | {"layers": 1_200}  # more parameters than an int32 counts
     more_cut = replace(spread[0]["layout"], tensor=2 * tensors[0])
     again = [{**spread[0], "layout": layout} for layout in (more_cut, Layout(data=4, precision="bfloat16_master"))]
     return [*alone, *spread, both, uncut, huge, *again]
@@ -63,11 +63,22 @@ def activation_cases(seed: int) -> list[dict[str, object]]:
     rng = np.random.default_rng(seed)
     cases = []
     for recompute in ("none", "full"):
-        stages = ((0, 32), (0, 2), (2, 32), (-1, 32), (3, 2), (3, -1), (1, 0), ("alone", 6), ("one block", 4))
+        stages = (
+            (0, 32),
+            (0, 2),
+            (2, 32),
+            (-1, 32),
+            (3, 2),
+            (3, -1),
+            (1, 0),
+            ("alone", 6),
+            ("one block", 4),
+            ("deep", 500),
+        )
         for stage, many in stages:
             pipeline = 1 if stage == "alone" else int(rng.integers(5, 9))
-            each = 1 if stage == "one block" else int(rng.integers(2, 9))
-            place = stage if stage in (0, 1, 2, 3) else pipeline - 1
+            each = {"one block": 1, "deep": 300}.get(stage) or int(rng.integers(2, 9))
+            place = {"deep": 1}.get(stage, stage if stage in (0, 1, 2, 3) else pipeline - 1)
             block_input = int(rng.integers(5 * 2**20, 60 * 2**20)) if many > 2 else int(rng.integers(5, 60)) + 0.25
             data = 2 if many == 2 else int(rng.integers(2, 5))  # so that even all replicas' are fewer than stages
             sizes = {"data": data, "micro_batch": int(rng.integers(3, 6))}
@@ -246,7 +257,7 @@ def timings(seed: int) -> list[dict[str, object]]:
     runs = ((1, 0.98, 0.8), (4, 0.85, 0.15), (8, 0.995, 0.2), (2, 0.999, 0.7), (2, 0.98, "fitted"), (1, 1.01, 1.1))
     runs += ((2, 0.97, "above"), (4, 0.96, "below"), (2, 0.985, "rounded"))
     uneven = {3: (3, 8, 14, 20, 32), 6: (6, 8, 16)}
-    runs += ((3, 0.98, "above"), (6, 0.97, "below"))
+    runs += ((3, 0.98, "above"), (6, 0.97, "below"), (64, 0.999, "above"))
     for start, divided, least in runs:
         devices = uneven.get(start, [start * 2**n for n in range(4)])
         seconds = rng.uniform(1, 20) * rng.uniform(0.999, 1.001, (2, len(devices)))
