@@ -112,6 +112,7 @@ def test_a_mixture_has_the_parameters_of_mixtral_and_the_arithmetic_of_two_exper
     used = sum(block.flops for block in mixtral.chain().blocks) / (2 * 8192) + 4096 * 32000  # the embedding's rows
     assert used == pytest.approx(12.9e9, rel=0.002)
     one, both = SMALL.chain().blocks[1], replace(SMALL, experts=8, experts_per_token=2).chain().blocks[1]
+    assert replace(SMALL, experts=8, frozen_layers=1).chain().blocks[1].expert_parameters == 0  # none is trained
     feed_forward = 3 * 64 * 96
     assert both.parameters - one.parameters == 7 * feed_forward + 64 * 8
     assert both.flops - one.flops == 2 * 16 * (feed_forward + 64 * 8)
@@ -242,6 +243,8 @@ def test_a_vision_transformer_has_the_parameters_of_vit_b_16():
     numbers = 197 * 768  # of the class's token alone are a head's products
     head = Block("output", 769_000, flops=2 * 768_000, kept=numbers, inputs=numbers, logits=1000)
     assert chain.blocks[-1] == head
+    thin = vision_transformer(12, 768, 12, 224, 16, 1000, ffn=768)
+    assert chain.parameters - thin.parameters == 12 * (2 * 768 + 1) * 3 * 768  # of 3,072 the first 768 are left
     not_whole = "classes must be a whole number between 1 and 100,000,000, not 0"
     for sizes, words in (((224, 15, 10), "patches of 15 pixels do not divide"), ((224, 16, 0), not_whole)):
         with pytest.raises(CourseError, match=words):

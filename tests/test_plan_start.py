@@ -169,6 +169,7 @@ def test_a_rack_is_no_machine():
     """72 GPUs share fast links in an NVL72, and 18 computers have four each."""
     said = started("gb200-186gb", replace(FULL, data=72), 72)
     assert "on each of 18 machines" in said and "--folder /shared/run" in said
+    assert "on each of 2 machines" in started("h100-96gb", replace(FULL, data=8), 8)  # nodes of four
     assert "several machines" in started("gb200-186gb", replace(FULL, data=8, zero=3), 8)
     assert parsed(started("gb200-186gb", replace(FULL, data=4, zero=3), 4))[0] == "layout-map"
 

@@ -125,7 +125,7 @@ def step_parts(network: KerasChain, machine: MeasuredMachine, layout: Layout, gl
     """The calls that `step_time` times; arguments and errors are the same."""
     from course_lib.planner import replay, trace_tensorflow
 
-    micro_batches = _checked(network, machine, layout, global_batch)
+    micro_batches = _checked(network, layout, global_batch)
     program = trace_tensorflow.traced_graph(network.model, input_shapes(network.model, layout.micro_batch))
     pieces = replay.pieces(program)
     times = Counter(piece.work for piece in pieces)
@@ -147,7 +147,7 @@ def memory(network: KerasChain, machine: MeasuredMachine, layout: Layout, global
     from course_lib.planner import trace_tensorflow
     from course_lib.planner.bfc_allocator import step_bytes
 
-    _checked(network, machine, layout, global_batch)
+    _checked(network, layout, global_batch)
     program = trace_tensorflow.traced_graph(network.model, input_shapes(network.model, layout.micro_batch))
     weights = [4 * math.prod(variable.shape) for variable in network.model.trainable_variables]
     frozen = variable_bytes(network.model.non_trainable_variables)
@@ -167,7 +167,7 @@ def memory(network: KerasChain, machine: MeasuredMachine, layout: Layout, global
     )
 
 
-def _checked(network: KerasChain, machine: MeasuredMachine, layout: Layout, global_batch: int) -> int:
+def _checked(network: KerasChain, layout: Layout, global_batch: int) -> int:
     """The micro-batches of a step that this machine can try."""
     if getattr(network, "model", None) is None:
         raise CourseError(

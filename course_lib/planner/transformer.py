@@ -146,7 +146,7 @@ class Transformer:
     def _layer(self) -> Block:
         s, h, ffn, inner, keys = self.sequence_length, self.hidden, self.ffn, self.inner, self.kv_heads / self.heads
         attention, feed_forward = h * inner * (2 + 2 * keys), h * ffn * (3 if self.gated else 2)
-        norms_and_biases = 2 * h if self.gated else 13 * h
+        norms_and_biases = 2 * h if self.gated else 9 * h + ffn
         seen = min(s, self.window or s)  # by each token
         scores, several = self.heads * s * seen, self.experts > 1
         used, router = self.experts_per_token, h * self.experts if several else 0
