@@ -35,6 +35,10 @@ def _every_row_once(answers, seed):
     return (low, high, different) == (0, probes.MANY - 1, probes.MANY) or said
 
 
+_FAR = f"{probes.MANY:,} examples in batches of {probes.FAR['global_batch']:,} on {probes.FAR['workers']:,} workers"
+_TWO = f"workers {probes.FAR['worker'][0]:,} and {probes.FAR['worker'][1]:,}"
+
+
 def _same_batches(answers, seed):
     for case, rows, alone in _shared_out(answers, seed):
         full, rest = divmod(case["examples"], case["global_batch"])
@@ -47,7 +51,11 @@ def _same_batches(answers, seed):
             differ = [sorted(step) for step in alone] != together[: len(alone)]
             said = "a step's rows together are another batch" if differ else "a worker has other steps"
             return f"{_setting(case)}: {said}"
-    return True
+    wanted, (one, other) = -(-probes.MANY // probes.FAR["global_batch"]), answers["far_rows"]
+    if len(one) != wanted or len(other) != wanted:
+        return f"{_FAR}: {_TWO} have {len(one)} and {len(other)} steps"
+    together = [sum(rows) for rows in zip(one, other)]
+    return together == answers["far_rows_of_the_batch"] or f"{_FAR}: {_TWO} share rows, or have those of another batch"
 
 
 def _even(answers, seed):
@@ -56,6 +64,12 @@ def _even(answers, seed):
             sizes = [len(part) for part in parts]
             if max(sizes) - min(sizes) > 1:
                 return f"{_setting(case)}: step {step} gives them {sizes} rows"
+    left, workers = probes.MANY, probes.FAR["workers"]
+    for step, sizes in enumerate(zip(*answers["far_rows"])):
+        batch = min(left, probes.FAR["global_batch"])
+        if not {*sizes} <= {batch // workers, -(-batch // workers)}:
+            return f"{_FAR}: step {step} gives {_TWO} {sizes[0]} and {sizes[1]} of {batch:,} rows"
+        left -= batch
     return True
 
 
@@ -77,7 +91,10 @@ def _orders(answers, seed):
             return "epoch 1 of a seed has the order of epoch 0 of the next seed"
         if alike := [epoch for epoch, order in answer["later"].items() if order == answer["other_seed"]]:
             return f"epoch {alike[0]} of a seed has the order of epoch 0 of the next seed"
-    return True
+    of_epochs, of_seeds = answers["far_orders"]
+    if not of_epochs:
+        return f"epochs 1,000 and {probes.FAR['epoch']:,} have the same order"
+    return of_seeds or f"seeds 1,000 and {probes.FAR['seed']:,} have the same order"
 
 
 def _same_company(answer):
@@ -223,7 +240,13 @@ ROWS_OF = question(
     title="Share every batch out",
     asks_for=("rows_of",),
     probe=probes.probe_rows_of,
-    form={"cases": [_ROWS], "many": (forms.whole, forms.whole, forms.whole)},
+    form={
+        "cases": [_ROWS],
+        "many": (forms.whole, forms.whole, forms.whole),
+        "far_rows": ([forms.size], [forms.size]),
+        "far_rows_of_the_batch": [forms.size],
+        "far_orders": (forms.flag, forms.flag),
+    },
     targets=(
         Target("in every epoch each row is on one worker, once, the short last batch included", _every_row_once),
         Target("at each step all workers' rows together are the batch of a worker that is alone", _same_batches),

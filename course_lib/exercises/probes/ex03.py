@@ -18,11 +18,13 @@ EPOCHS = 4  # of q4
 STEPS_PER_EPOCH = 4
 SAVE_EVERY = 3  # steps of q4
 MANY = 66_000  # examples, more than 16 bits can number
+# Of one case of q3.
+FAR = {"worker": (1_000, 1_300), "workers": 1_500, "global_batch": 20_000, "epoch": 3_000, "seed": 40_000}
 HOST_NAMES = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen")
 
 
 def clusters(seed: int) -> list[tuple[list[str], dict[str, int], int]]:
-    """(hosts, counts, first_port): small ones; then with and without parameter servers and an evaluator.
+    """(hosts, counts, first_port): small ones; with and without parameter servers and an evaluator; a large one.
 
     Two of the small ones have the types in another order than the rest, one of them on a single host.
     """
@@ -35,7 +37,8 @@ def clusters(seed: int) -> list[tuple[list[str], dict[str, int], int]]:
         (["elk"], {"ps": 1, "worker": 2, "chief": 1}, 90),
         (["elk", "fox"], {"ps": 2, "worker": 1, "chief": 1}, 60),
     ]
-    return small + [(hosts, counts, int(rng.integers(20, 90)) * 100) for counts in (whole, alike)]
+    usual = [(hosts, counts, int(rng.integers(20, 90)) * 100) for counts in (whole, alike)]
+    return [*small, *usual, ([f"host{number}" for number in range(40)], {"worker": int(rng.integers(41, 50))}, 40)]
 
 
 def worker_settings(seed: int) -> dict[str, object]:
@@ -90,7 +93,8 @@ def epochs_to_share(seed: int) -> list[dict[str, int]]:
 
 def scaling_problems(seed: int) -> list[dict[str, float]]:
     """q5's cases: just enough are 2 rows, 2.7, 2.2, and 1.5 million, where some searches have ended; 5.00002; 3.3, of
-    3 bytes; drawn ones; in the last a step's fixed time hides everything.
+    3 bytes; more than float32 counts one by one. Then drawn ones, of which the last has thousands of workers; and one
+    whose fixed time hides everything.
     """
     rng = np.random.default_rng(seed)
     exact = {"workers": 2, "seconds_per_example": 1.0, "step_overhead_seconds": 0.0, "gradient_bytes": 250_000_000}
@@ -109,7 +113,10 @@ def scaling_problems(seed: int) -> list[dict[str, float]]:
 
     parts = [exact | {"seconds_per_example": seconds} for seconds in (0.73, 0.9, 1.3e-6, 2 / 5.00002)]
     parts.append(exact | {"seconds_per_example": 0.9, "gradient_bytes": 3, "gigabits_per_second": 8e-9})
-    return [exact, *parts, *(problem(float(rng.uniform(0.01, 0.02))) for _ in range(4)), problem(60.0)]
+    parts.append(exact | {"seconds_per_example": float(rng.uniform(1e-8, 3e-8))})
+    drawn = [problem(float(rng.uniform(0.01, 0.02))) for _ in range(5)]
+    drawn[-1]["workers"] = int(rng.integers(2_000, 9_000))
+    return [exact, *parts, *drawn, problem(60.0)]
 
 
 def probe_tf_configs(names, seed):
@@ -160,7 +167,9 @@ def probe_rows_of(names, seed):
     """Everybody's rows in two epochs, asked for twice, and those of a worker that is alone: [epoch][worker][step].
 
     And what it has in epoch 0 with the next seed, and in epochs 10, 100, 1,000 and as many as there are examples, by
-    their number as text. Last, of many examples the lowest and the highest row, and how many there are.
+    their number as text. Of many examples the lowest and the highest row, and how many there are; last, with large
+    numbers everywhere, how many rows each step of two workers has, how many of both are in the batch of a worker that
+    is alone, and whether that order is another than those of a smaller epoch and of a smaller seed.
     """
     rows_of = alike_in_processes(names["rows_of"])
 
@@ -179,7 +188,16 @@ def probe_rows_of(names, seed):
         later = {str(epoch): ask(case, 0, 1, epoch) for epoch in (10, 100, 1000, case["examples"])}
         answers.append({"rows": rows, "again": again, "alone": alone, "other_seed": other, "later": later})
     many = {*itertools.chain(*ask({"examples": MANY, "global_batch": MANY // 3 + 1, "seed": 0}, 0, 1, 0))}
-    return {"cases": answers, "many": [min(many, default=0), max(many, default=0), len(many)]}
+    far = {"examples": MANY, "global_batch": FAR["global_batch"], "seed": FAR["seed"]}
+    one, other = (ask(far, worker, FAR["workers"], FAR["epoch"]) for worker in FAR["worker"])
+    whole = ask(far, 0, 1, FAR["epoch"])
+    return {
+        "cases": answers,
+        "many": [min(many, default=0), max(many, default=0), len(many)],
+        "far_rows": [[len(rows) for rows in part] for part in (one, other)],
+        "far_rows_of_the_batch": [len({*batch} & {*rows, *more}) for rows, more, batch in zip(one, other, whole)],
+        "far_orders": [whole != ask(far, 0, 1, 1_000), whole != ask({**far, "seed": 1_000}, 0, 1, FAR["epoch"])],
+    }
 
 
 def probe_recovery(names, seed):
