@@ -233,6 +233,17 @@ def _kept_rates(answers, seed):
     )
 
 
+def _at_most(answers, seed):
+    """Every rate is right for the replicas up to some number, whatever it is, and more count as that number."""
+    _, one, replicas, _ = probes.warm_ups(seed)[-1]
+    most = answers["rates"][-1] / one
+
+    def rate(step, one, replicas, warmup):
+        return _rate(step, one, min(replicas, most), warmup)
+
+    return 1 < most < 0.999 * replicas and _rates_are(rate)(answers, seed)
+
+
 def _rounded(decimals):
     return lambda *case: round(_rate(*case), decimals)
 
@@ -255,7 +266,8 @@ LEARNING_RATE = question(
         ),
         "full at the last step": _rates_are(_share(lambda step, warmup: step / warmup if step < warmup - 1 else 1)),
         "falls again": _falls_again,
-        "rounded": _rates_are(*map(_rounded, range(1, 10))),
+        "rounded": _rates_are(*map(_rounded, range(1, 15))),
+        "a largest number of replicas": _at_most,
         "a factor": _rates_are(lambda step, one, replicas, warmup: _rate(step, 1, replicas, warmup)),
         "remembered": _kept_rates,
         "curved": _curved,
@@ -274,12 +286,14 @@ def _predicted(algorithm):
     def holds(answers, seed):
         for link, seconds in zip(probes.links(seed), answers[algorithm], strict=True):
             wanted = _seconds(algorithm, *link)
-            if abs(seconds / wanted - 1) > 1e-6:
+            if not abs(seconds / wanted - 1) <= 1e-6:
                 size, workers, latency, gigabits = link
                 if latency >= 0.5:
                     call = f'all_reduce_seconds("{algorithm}", {size}, {workers}, {latency:g}, {gigabits:g})'
-                    return f"{call} gives {seconds:.4g}, and {wanted:g} is wanted"
-                said = f"yours is {100 * (seconds / wanted - 1):+,.4g}% off"
+                    said = "divides by zero" if math.isnan(seconds) else f"gives {seconds:.4g}"
+                    return f"{call} {said}, and {wanted:g} is wanted"
+                percent = f"{100 * (seconds / wanted - 1):+,.4g}%"
+                said = "yours divides by zero" if math.isnan(seconds) else f"yours is {percent} off"
                 return f"for {size:,} B, {workers} workers, {gigabits:g} Gbit/s {said}"
         return True
 
@@ -306,6 +320,21 @@ def _remembered(answers, seed):
     )
 
 
+def _whole_bandwidth(answers, seed):
+    """The bandwidth is rounded down to whole GB/s, or to whole Gbit/s, and where none is left it divides by zero."""
+
+    def fits(name, unit, seconds, link):
+        *others, gigabits = link
+        left = gigabits // unit * unit
+        return math.isclose(seconds, _seconds(name, *others, left), rel_tol=1e-6) if left else math.isnan(seconds)
+
+    links = probes.links(seed)
+    return any(
+        all(fits(name, unit, *each) for name in probes.ALGORITHMS for each in zip(answers[name], links, strict=True))
+        for unit in (8, 1)
+    )
+
+
 def _half(answers, seed):
     """The time of one algorithm or more is half of the right one for every link, and right for the others."""
     times = {
@@ -321,13 +350,14 @@ ALL_REDUCE_SECONDS = question(
     title="Predict an all-reduce",
     asks_for=("all_reduce_seconds",),
     probe=probes.probe_all_reduce_seconds,
-    form={name: [forms.number] for name in probes.ALGORITHMS},
+    form={name: [forms.any_number] for name in probes.ALGORITHMS},
     targets=tuple(
         Target(f"the {name}'s seconds, exactly as the model gives them", _predicted(name)) for name in probes.ALGORITHMS
     ),
     recognise={
         "one way": _half,
         "remembered": _remembered,
+        "whole gigabytes": _whole_bandwidth,
         "level not rounded up": _levels(math.floor, float, round, lambda levels: math.ceil(2 * levels) / 2),
         "natural logarithm": _levels(
             lambda levels: levels * math.log(2), lambda levels: math.ceil(levels * math.log(2))
@@ -528,6 +558,9 @@ OWN_RUN = question(
         ),
         "whole batch to each": lambda answers, seed: (
             _full_global_batches(answers, seed) is True and answers["trained_on"]["most_rows"] == probes.GLOBAL_BATCH
+        ),
+        "the same rows to each": lambda answers, seed: (
+            answers["trained_on"]["same_rows"] and 0 < answers["trained_on"]["most_rows"] <= _share_of_rows(answers)
         ),
         "fewer rows in a step": _fewer_rows,
         "the same rows again": lambda answers, seed: (

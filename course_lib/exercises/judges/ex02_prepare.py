@@ -117,6 +117,13 @@ def _short_too_early(answers, seed):
     return early and _full(answers, seed) in _first(answers)["shapes"] and _epochs(answers, seed) == 1
 
 
+def _even_steps(answers, seed):
+    """Every example of the second data set arrives, in no more steps than it takes, and none of them is full."""
+    rows = [sum(rows for rows, _ in shapes) for shapes in answers["few_left"]["shapes"]]
+    examples, batch = len(_wanted_few(answers, seed)), probes.local_batch(seed) * answers["replicas"]
+    return sum(rows) == examples and max(rows) < batch and len(rows) == math.ceil(examples / batch)
+
+
 def _one_in_n(answers, seed):
     examples, replicas = probes.examples_of(seed, answers["replicas"]), answers["replicas"]
     return len(_first(answers)["examples"]) in (examples // replicas, math.ceil(examples / replicas))
@@ -160,11 +167,14 @@ PREPARE = question(
         "optimizer outside": lambda answers, seed: (
             answers["optimizer_built"] and min(answers["optimizer_copies"]) == 1 < answers["replicas"]
         ),
+        "optimizer made outside, built inside": stopped_by("_DefaultDistributionStrategy"),
+        "optimizer made inside, built outside": stopped_by('Need to be inside "with strategy.scope()"'),
         "optimizer not built": lambda answers, seed: not answers["optimizer_built"],
         "built for another model": lambda answers, seed: _optimizer_replicated(answers, seed) is not True,
         "global batch to each": _first_local_batch(1),
         "short step too early": _short_too_early,
         "the notebook's replicas": _first_local_batch(1 / 4),
+        "even steps": _even_steps,
         "divided twice": lambda answers, seed: (
             _first_rows(answers) in (probes.local_batch(seed), probes.local_batch(seed) * answers["replicas"] // 4)
         ),

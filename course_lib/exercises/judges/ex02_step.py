@@ -45,8 +45,12 @@ def _weights_off(answers, wanted):
     ]
 
 
-def _other_runs(answers, seed, plain=False):
-    """One device's weights after each step with the other optimizers; `plain` takes Nesterov's for plain momentum."""
+def _other_runs(answers, seed, plain=False, counted=lambda number: number):
+    """One device's weights after each step with the other optimizers.
+
+    plain    takes Nesterov's for plain momentum
+    counted  of a step's number what the optimizer takes for it, for each weight where they differ
+    """
     replicas = len(answers["weights"][0])
     weights, rate, _ = probes.linear_problem(seed, replicas)
     updates = {"Nesterov": _momentum(rate, nesterov=not plain), "AdamW": _adamw(rate)}
@@ -55,7 +59,7 @@ def _other_runs(answers, seed, plain=False):
         now, runs[name] = weights.astype("float64"), []
         for number, shards in enumerate(steps, 1):
             x, y = (np.concatenate(parts).astype("float64") for parts in zip(*shards))
-            now = updates[name](number, now, 2 / len(x) * x.T @ (x @ now - y))
+            now = updates[name](counted(number), now, 2 / len(x) * x.T @ (x @ now - y))
             runs[name].append(now)
     return runs
 
@@ -83,9 +87,9 @@ def _adamw(rate, first=0.9, second=0.999, epsilon=1e-7):
     return update
 
 
-def _others_off(answers, seed, plain=False):
-    """How far the weights are off after the two steps with each of the other optimizers."""
-    wanted = _other_runs(answers, seed, plain)
+def _others_off(answers, seed, **other):
+    """How far the weights are off after the two steps with each of the other optimizers; `other` as in _other_runs."""
+    wanted = _other_runs(answers, seed, **other)
     return {name: max(_weights_off(run, wanted[name])) for name, run in answers["others"].items()}
 
 
@@ -249,6 +253,16 @@ def _plain_momentum(answers, seed):
     return fits and _weights_exact(answers, seed) is True
 
 
+def _a_step_each(answers, seed):
+    """AdamW counts a step for each of the model's two variables, and all else is right."""
+
+    def counted(number):
+        return np.where(np.arange(probes.FEATURES) < probes.CUT, 2 * number - 1, 2 * number)[:, None]
+
+    off = _others_off(answers, seed, counted=counted)
+    return max(off.values()) <= 10 * FLOAT32 and _weights_exact(answers, seed) is True
+
+
 _RUN = {
     "weights": (forms.each_replica(forms.array),) * 2,
     "parts": (forms.each_replica(forms.number),) * 2,
@@ -295,6 +309,7 @@ REPLICA_STEP = question(
         "another length": _other_length,
         "long gradients cut": _too_short_where_far,
         "plain momentum": _plain_momentum,
+        "a step for each variable": _a_step_each,
         "equal parts": _all_but(_parts_exact),
         "the whole batch gathered": _all_but(_own_rows),
     },

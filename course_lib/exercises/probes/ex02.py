@@ -20,8 +20,8 @@ LARGEST_FORWARD = 2048  # test examples that q6 is judged on, at most
 
 
 def rings(seed: int) -> list[list[np.ndarray]]:
-    """Workers' float32 buffers (n,): a tiny ring of whole numbers, a drawn one of quarters, the smallest there is, and
-    one of large buffers.
+    """Workers' float32 buffers (n,): a tiny ring of whole numbers, a drawn one of quarters, the smallest there is, one
+    of many workers, and one of large buffers.
 
     Quarters add up exactly, in any order. The workers divide n. In the smallest ring one buffer is all zeros, which
     are sent as well.
@@ -30,9 +30,13 @@ def rings(seed: int) -> list[list[np.ndarray]]:
     workers, chunk = int(rng.integers(4, 7)), int(rng.integers(2, 6))
     tiny = [np.arange(1, 7, dtype="float32") * scale for scale in (1, 10, 100)]
     sizes = [workers * chunk] * workers, [2, 2], [3 * int(rng.integers(130_000, 140_000))] * 3
-    drawn, smallest, large = ([rng.integers(1, 200, size).astype("float32") / 4 for size in ring] for ring in sizes)
+    many = int(rng.integers(17, 25))
+    sizes = (*sizes, [many] * many)
+    drawn, smallest, large, long = (
+        [rng.integers(1, 200, size).astype("float32") / 4 for size in ring] for ring in sizes
+    )
     smallest[int(rng.integers(2))][:] = 0
-    return [tiny, drawn, smallest, large]
+    return [tiny, drawn, smallest, long, large]
 
 
 def shown(chunk: np.ndarray) -> np.ndarray:
@@ -73,7 +77,8 @@ class KeepingNetwork(Network):
 
 
 def warm_ups(seed: int) -> list[tuple[int, float, int, int]]:
-    """(step, one_device_rate, replicas, warmup_steps): tiny ones, then before, at and after the end of a warm-up.
+    """(step, one_device_rate, replicas, warmup_steps): tiny ones, then before, at and after the end of a warm-up, then
+    such of hundreds of thousands of replicas and steps.
 
     Of the tiny ones some differ in one argument from (1, 1.0, 3, 4), and some have one replica or one step.
     """
@@ -82,11 +87,15 @@ def warm_ups(seed: int) -> list[tuple[int, float, int, int]]:
     rng = np.random.default_rng(seed)
     rate, replicas, warmup = float(rng.uniform(0.01, 0.1)), int(rng.integers(2, 9)) * 4, int(rng.integers(5, 20)) * 10
     steps = (0, 1, warmup // 5, warmup // 2, warmup - 1, warmup, 3 * warmup, 10_000 * warmup)
-    return tiny + [(step, scale * rate, replicas, warmup) for scale in (1, 1e-3) for step in steps]
+    drawn = [(step, scale * rate, replicas, warmup) for scale in (1, 1e-3) for step in steps]
+    many, long = (int(count) for count in rng.integers(400_000, 1_000_000, size=2))
+    steps = (0, long // 3, long - 1, long, 1000 * long)
+    return tiny + drawn + [(step, scale * rate, many, long) for scale in (1000, 1e-9) for step in steps]
 
 
 def links(seed: int) -> list[tuple[int, int, float, float]]:
-    """(buffer_bytes, workers, latency_seconds, gigabits_per_second): tiny ones first, also with a power of two.
+    """(buffer_bytes, workers, latency_seconds, gigabits_per_second): tiny ones first, also with a power of two; the
+    last have a large buffer, very many workers, or a slow link.
 
     Of the tiny ones some differ in one argument from the first.
     """
@@ -100,7 +109,7 @@ def links(seed: int) -> list[tuple[int, int, float, float]]:
         (10, 4, 0.5, 8e-9),
         (1_000_000_000, 32, 0.25, 8.0),
     ]
-    return tiny + [
+    drawn = [
         (
             int(rng.integers(1, 100)) * 1_000_000,
             int(workers),
@@ -109,6 +118,10 @@ def links(seed: int) -> list[tuple[int, int, float, float]]:
         )
         for workers in rng.choice([3, 5, 6, 12, 24, 48], size=3, replace=False)
     ]
+    many, short = int(rng.integers(600_000, 1_000_000)), float(rng.uniform(1e-7, 1e-6))
+    large = int(rng.integers(1, 100)) * 10**12
+    extremes = [(large, 7, 2.5e-5, 100.0), (large, many, short, 3200.0), (1000, many, short, 0.1), (4, 3, 1e-9, 2.5)]
+    return tiny + drawn + extremes
 
 
 def probe_reduce_scatter(names, seed):
@@ -149,20 +162,20 @@ def _chunks(reduce_scatter, buffers, network):
 
 def probe_learning_rate(names, seed):
     """The learner's rates along a warm-up; NaN where one divides by zero."""
-    return {"rates": [_rate(names["learning_rate"], case) for case in warm_ups(seed)]}
+    return {"rates": [_or_nan(names["learning_rate"], case) for case in warm_ups(seed)]}
 
 
-def _rate(learning_rate, case):
+def _or_nan(predict, case):
     try:
-        return float(learning_rate(*case))
+        return float(predict(*case))
     except ZeroDivisionError:
         return math.nan
 
 
 def probe_all_reduce_seconds(names, seed):
-    """The learner's predictions for every algorithm and link."""
+    """The learner's predictions for every algorithm and link; NaN where one divides by zero."""
     predict = names["all_reduce_seconds"]
-    return {name: [float(predict(name, *link)) for link in links(seed)] for name in ALGORITHMS}
+    return {name: [_or_nan(predict, (name, *link)) for link in links(seed)] for name in ALGORITHMS}
 
 
 def probe_training(names, seed):
