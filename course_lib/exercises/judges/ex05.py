@@ -197,7 +197,19 @@ def _shapes_right(answers, seed):
         wanted = given["examples"] // given["global_batch"], given["global_batch"]
         if read.shape != wanted:
             return f"of {given['examples']:,} examples one host reads {read.shape}, and its chips compute {wanted}"
+    for name, read, wanted in _hosts_of_wide(answers, seed):
+        if read.shape != wanted.shape:
+            return f"{_mesh_words(probes.WIDE)}: {name} reads {read.shape}, and its chips compute {wanted.shape}"
     return True
+
+
+def _hosts_of_wide(answers, seed):
+    """Of some hosts in hundreds: the name, what it reads, and its columns of what one host reads in their place."""
+    part = probes.wide_data_set(seed)["global_batch"] // probes.WIDE.data
+    *of_hosts, whole = answers["wide"]
+    for host, read in zip(probes.ASKED_OF_WIDE, of_hosts, strict=True):
+        parts = probes.WIDE.parts(host)
+        yield f"host {host}", read, whole[:, parts.start * part : parts.stop * part]
 
 
 def _mesh_words(cluster):
@@ -257,8 +269,12 @@ def _each_once(answers, seed):
 
 
 def _on_one_host(answers, seed):
-    """What one host reads of a data set that batches fill and of a large one, each with that data set."""
-    return [(answers["no_rest"], _no_rest(seed)), (answers["large"], probes.large_data_set(seed))]
+    """What one host reads of a data set that batches fill and of larger ones, each with that data set."""
+    return [
+        (answers["no_rest"], _no_rest(seed)),
+        (answers["large"], probes.large_data_set(seed)),
+        (answers["wide"][-1], probes.wide_data_set(seed)),
+    ]
 
 
 def _no_rest(seed):
@@ -274,6 +290,9 @@ def _same_on_all(answers, seed):
     for cluster, batches in zip(probes.CLUSTERS[1:], others):
         if not np.array_equal(batches, first):
             return f"{_mesh_words(cluster)}: {np.mean(batches != first):.0%} of the rows differ from those on one host"
+    for name, read, wanted in _hosts_of_wide(answers, seed):
+        if not np.array_equal(read, wanted):
+            return f"{_mesh_words(probes.WIDE)}: what {name} reads differs from what one host reads in its place"
     return True
 
 
@@ -398,6 +417,16 @@ def _seed_0_stays(answers, seed):
     return len({*of_0}) == 1 and len({*others}) == len(others)
 
 
+def _too_few_bits(answers, seed):
+    """Small seeds and epochs have orders of their own, and some with large numbers have the order of others."""
+    orders = [
+        (max(given["epoch"], given["seed"] >> 8) < 2**8, read.tobytes()) for given, read in _orders(answers, seed)
+    ]
+    small, all_of_them = [read for is_small, read in orders if is_small], [read for _, read in orders]
+    shared = len({*all_of_them}) < len(all_of_them)
+    return shared and len({*small}) == len(small) and _shapes_right(answers, seed) is True
+
+
 def _batches_stay(answers, seed):
     """The next epoch has the same batches in another order, and another seed has others."""
     again, following, other = (answers[key] for key in ("again", "next_epoch", "next_seed"))
@@ -482,6 +511,7 @@ HOSTS = question(
         "read": [[forms.array]],
         **dict.fromkeys(("again", "next_epoch", "next_seed", "no_rest", "large"), forms.array),
         "other_orders": [forms.array],
+        "wide": (forms.array,) * (len(probes.ASKED_OF_WIDE) + 1),
         "dtypes": [forms.text],
     },
     targets=(
@@ -532,6 +562,7 @@ HOSTS = question(
         "by the mesh": _another_batch_on_others("mesh"),
         "seed times epoch": _seed_0_stays,
         "batches stay together": _batches_stay,
+        "too few bits": _too_few_bits,
         "one order, turned": _turned,
         "order kept": _kept_order,
         "numbers wrap": _wraps,

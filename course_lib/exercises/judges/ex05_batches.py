@@ -194,6 +194,15 @@ def _one_weight_short(made, given):
     )
 
 
+def _token_for_padding(answers, seed):
+    """In all calls weight is where one number does not stand, whatever it is, and some examples have that number."""
+    if _all_calls(*BATCHES)(answers, seed) is True:
+        return False
+    pairs = [pair for made in answers["made"] for pair in zip(made["tokens"], made["weights"], strict=True)]
+    numbers = np.unique(np.concatenate([tokens[weights == 0] for tokens, weights in pairs]))
+    return len(numbers) == 1 and all(np.array_equal(tokens != numbers, weights != 0) for tokens, weights in pairs)
+
+
 def _zeros_at_the_end(made, given):
     """Every example's weights end with its last token that is not 0."""
     found = Counter(row for batch in _found(made) for row in batch)
@@ -232,7 +241,7 @@ def _powers_of_two(made, given):
 
 def _kept(answers, seed):
     """The first call is right, and the second gives some of its examples as well, or all of them."""
-    (first, second, _), (made, again, _) = probes.corpora(seed), answers["made"]
+    (first, second, *_), (made, again, *_) = probes.corpora(seed), answers["made"]
     own, before = ({tuple(one.tolist()) for one in given["examples"]} for given in (second, first))
     repeated = set(_repeated(again, second))
     right = not _missing(again, second) and _nothing_lost(made, first) is True
@@ -314,7 +323,7 @@ FEW_SHAPES = question(
     asks_for=("make_batches", "mean_loss"),
     probe=probes.probe_batches,
     form={
-        "made": (_MADE,) * 3,
+        "made": (_MADE,) * 4,
         "compilations": forms.count,
         "losses": [forms.any_number],
         "gradients": [forms.any_array],
@@ -342,6 +351,7 @@ FEW_SHAPES = question(
                 np.array_equal(t != 0, w != 0) for t, w in zip(made["tokens"], made["weights"], strict=True)
             )
         ),
+        "a number for padding": _token_for_padding,
         "zeros at the end": _in_call(_zeros_at_the_end),
         "whole rows weighted": _in_call(_whole_rows_weighted),
         "several in a row": _in_call(_several_in_a_row),

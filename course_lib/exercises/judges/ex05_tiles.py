@@ -1,6 +1,7 @@
 """Exercise 05, q3: what a matrix takes in tiles."""
 
 import math
+from bisect import bisect_right
 
 from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.probes import ex05 as probes
@@ -36,7 +37,9 @@ def _taken_on_8(case, width):
 def _widest(case, taken=_taken):
     """The largest width within the budget, which is a multiple of 8 as a tile is, or REFUSED."""
     most = case["budget_bytes"] // (case["itemsize"] * (case["inputs"] + case["outputs"]))  # without padding
-    return next((w for w in range(most // 8 * 8, 0, -8) if taken(case, w) <= case["budget_bytes"]), REFUSED)
+    widths = range(8, most + 1, 8)
+    fitting = bisect_right(widths, case["budget_bytes"], key=lambda width: taken(case, width))
+    return widths[fitting - 1] if fitting else REFUSED
 
 
 def _bytes_exact(answers, seed):

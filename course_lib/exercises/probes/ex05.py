@@ -112,7 +112,8 @@ def _large_matrices(rng) -> list[tuple[int, int, int]]:
 def budgets(seed: int) -> list[dict[str, int]]:
     """q3's searches: two kernels' outer sides and a budget. One width is not a multiple of 128, the last fits none.
 
-    The first budgets are whole tiles, and one is a byte less.
+    The first budgets are whole tiles, and one is a byte less. One budget is nearly all of a v5p chip's memory, and with
+    even seeds one width is beyond 2**20.
     """
     rng = np.random.default_rng([seed, 1])
     tiny = [(8, 8, 8192), (8, 8, 8191), (128, 128, 8192), (128, 24, 16384), (8, 128, 12288), (8, 8, 409_600)]
@@ -132,13 +133,17 @@ def budgets(seed: int) -> list[dict[str, int]]:
     inputs, outputs = (128 * int(n) for n in rng.integers(2, 7, size=2))
     width = 128 * int(rng.integers(2, 5)) + 8 * int(rng.integers(2, 15))
     cases.append({"inputs": inputs, "outputs": outputs, "itemsize": 2, "budget_bytes": (inputs + outputs) * width * 2})
-    wide = 8 * int(rng.integers(16_400, 16_800))  # wider than 131,072
+    lowest = (131_100, 16_400)[seed % 2]  # wider than 1,048,576, or than 131,072, where a search takes less time
+    wide = 8 * int(rng.integers(lowest, lowest + 400))
     cases.append({"inputs": 8, "outputs": 8, "itemsize": 2, "budget_bytes": 2 * 16 * wide})
     # Hundreds of megabytes, and a byte too few for one width more: in float32 both are the same.
     inputs, outputs = (128 * int(n) for n in rng.integers(150, 200, size=2))
     width = 8 * int(rng.integers(500, 560))
     budget = (inputs + outputs) * width * 4 - 1
     cases.append({"inputs": inputs, "outputs": outputs, "itemsize": 4, "budget_bytes": budget})
+    outer = 128 * int(rng.integers(290, 300))
+    budget = 2 * outer * 8 * int(rng.integers(40_000, 41_000)) * 4 + 7
+    cases.append({"inputs": outer, "outputs": outer, "itemsize": 4, "budget_bytes": budget})
     return [*cases, {"inputs": 300, "outputs": 300, "itemsize": 4, "budget_bytes": 9000}]
 
 
@@ -209,11 +214,23 @@ def large_data_set(seed: int) -> dict[str, int]:
     }
 
 
+WIDE = Hosts(512, 1024, 2)
+ASKED_OF_WIDE = (0, 300, 511)  # its hosts
+
+
+def wide_data_set(seed: int) -> dict[str, int]:
+    """q4's data set for the hosts of WIDE: two batches, and some examples more."""
+    rng = np.random.default_rng([seed, 3])
+    batch = 2 * WIDE.data
+    return {"examples": 2 * batch + int(rng.integers(1, batch)), "global_batch": batch, "epoch": 1, "seed": 2}
+
+
 def probe_hosts(names, seed):
     """What every host of each cluster reads; what one host reads again, in the next epoch, with the next seed.
 
     "no_rest" is what it reads of a data set that batches fill, "other_orders" in more epochs and with more seeds, and
-    "large" of a large data set. "dtypes" are all that its numbers have.
+    "large" of a large data set. "wide" is what some hosts of hundreds read, and last one host in their place. "dtypes"
+    are all that the numbers have.
     """
 
     host_examples = alike_in_processes(names["host_examples"])
@@ -234,5 +251,7 @@ def probe_hosts(names, seed):
         "no_rest": ask(one, 0, examples=3 * data_set(seed)["global_batch"]),
         "other_orders": [ask(one, 0, **other) for other in other_orders(seed)],
         "large": ask(one, 0, **large_data_set(seed)),
+        "wide": [ask(WIDE, host, **wide_data_set(seed)) for host in ASKED_OF_WIDE]
+        + [ask(one, 0, **wide_data_set(seed))],
     }
     return answers | {"dtypes": sorted(dtypes)}

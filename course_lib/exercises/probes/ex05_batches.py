@@ -12,11 +12,12 @@ TINY_MEANS = (  # losses, weights, and the mean
 
 
 def corpora(seed: int) -> tuple[dict[str, object], ...]:
-    """The three calls: examples, token numbers with 0 among them, in no order; a batch, and buckets.
+    """The four calls: examples, token numbers with 0 among them, in no order; a batch, and buckets.
 
     Of the first one's buckets, the second fills its batches, and a whole batch is as long as its bucket: that is where
     comparisons go wrong. Of the second one's, none has an example of its length, one has none at all, one has no full
-    batch, and the longest fills its batch. The third one has hundreds of batches, and its tokens are any int32.
+    batch, and the longest fills its batch. The third one has hundreds of batches, and the fourth a long bucket and many
+    rows in a batch; their tokens are any int32.
     """
     rng = np.random.default_rng(seed)
     batch, buckets = int(rng.integers(4, 7)), (8, 14, 30)
@@ -30,6 +31,9 @@ def corpora(seed: int) -> tuple[dict[str, object], ...]:
     lengths = _lengths(rng, {(1, 4): batch + 1, (5, 11): batch, (12, 17): few, (24, 29): batch})
     made.append({"examples": _examples(rng, lengths), "batch": batch, "buckets": buckets})
     made.append({"examples": _of_any_tokens(rng, rng.integers(1, 13, size=800)), "batch": 3, "buckets": (4, 8, 12)})
+    batch = int(rng.integers(65, 75))
+    lengths = [3, 1, *rng.integers(1030, 1100, size=batch)]
+    made.append({"examples": _of_any_tokens(rng, lengths), "batch": batch, "buckets": (6, 1100)})
     return tuple(made)
 
 

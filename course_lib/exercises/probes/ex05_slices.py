@@ -49,13 +49,23 @@ def _near_whole(rng) -> list[dict[str, object]]:
 
 
 def _far_links(rng) -> list[dict[str, object]]:
-    """Links so slow that more than a million rows hide the sending, and so fast that one row always does."""
+    """Links so slow that more than a million rows hide the sending, so fast that one row always does; and a model of
+    a million million parameters on very many chips.
+    """
     parameters, speed = int(rng.integers(2e8, 9e8)), tpu.CHIPS["v5e"].flops_per_second
     rows = int(rng.integers(1_060_000, 1_200_000)) + rng.uniform(0.3, 0.7)  # on two chips
     model = {"parameters": parameters, "row_flops": 6.0 * parameters, "gradient_bytes": 4, "flops_per_second": speed}
     return [
         model | {"sent_per_second": speed / rows, "slices": [2, 4096, 1], "largest_batch": int(7000 * rows)},
         model | {"sent_per_second": speed / rng.uniform(0.002, 0.009), "slices": [64, 1, 256], "largest_batch": 256},
+        {
+            **model,
+            "parameters": 5_000 * parameters,
+            "row_flops": 6.0 * 5_000 * parameters,
+            "sent_per_second": speed / (100 + rng.uniform(0.2, 0.4)),  # 201 rows on very many chips
+            "slices": [8, 2**17, 1],
+            "largest_batch": 202 * 2**17,
+        },
     ]
 
 
