@@ -13,6 +13,7 @@ from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.judges.ex07_transformer import FLOAT32, TRANSFORMER
 from course_lib.exercises.judges.numbers import ROUGH, off
 from course_lib.exercises.probes import ex07 as probes
+from course_lib.exercises.probes import ex07_clusters
 from course_lib.exercises.probes.cases import REFUSED
 from course_lib.exercises.question import Target
 
@@ -54,6 +55,8 @@ def _merged_again(answers, seed):
                 return f"{name} {block[name].shape} comes back as {merged.shape}"
             if not np.array_equal(merged, block[name]):
                 return f"{np.mean(merged != block[name]):.0%} of the numbers of {name} differ"
+        if answer["trained"] != [True, True]:
+            return "shards that were trained after the cut do not come back as kernels that were trained so"
     return True
 
 
@@ -161,6 +164,7 @@ _BLOCK = {
     "columns": forms.either(forms.array, forms.nothing),
     "total": forms.either(forms.array, forms.nothing),
     "merged": forms.either([forms.array], forms.nothing),
+    "trained": forms.either([forms.flag], forms.nothing),
 }
 HEADS = question(
     name="q1",
@@ -523,7 +527,7 @@ def _each_mesh(detail):
     """A target over the clusters: detail(case, mesh, the best mesh) says what is wrong, or nothing."""
 
     def holds(answers, seed):
-        for case, mesh in zip(probes.clusters(seed), answers["meshes"], strict=True):
+        for case, mesh in zip(ex07_clusters.clusters(seed), answers["meshes"], strict=True):
             if wrong := detail(case, mesh, _best_mesh(case)):
                 return wrong
         return True
@@ -557,7 +561,7 @@ def _another_mesh(case, mesh, best):
 
 
 def _batch_not_cut_evenly(answers, seed):
-    given = [pair for pair in zip(probes.clusters(seed), answers["meshes"], strict=True) if pair[1] != REFUSED]
+    given = [pair for pair in zip(ex07_clusters.clusters(seed), answers["meshes"], strict=True) if pair[1] != REFUSED]
     whole = all(math.prod(mesh) == case["devices"] and not case["machine_devices"] % mesh[1] for case, mesh in given)
     return whole and any(case["global_batch"] % mesh[0] for case, mesh in given)
 
@@ -568,20 +572,22 @@ def _part_rounded_down(answers, seed):
     return any(
         all(
             mesh == next(([data, model] for data, model, fits in _allowed_meshes(case, how) if fits), REFUSED)
-            for case, mesh in zip(probes.clusters(seed), answers["meshes"], strict=True)
+            for case, mesh in zip(ex07_clusters.clusters(seed), answers["meshes"], strict=True)
         )
         for how in (*roundings, (float, float, math.floor))
     )
 
 
 def _meshes_where_none_fits(answers, seed):
-    pairs = [(_best_mesh(case), mesh) for case, mesh in zip(probes.clusters(seed), answers["meshes"], strict=True)]
+    pairs = [
+        (_best_mesh(case), mesh) for case, mesh in zip(ex07_clusters.clusters(seed), answers["meshes"], strict=True)
+    ]
     return all((mesh != REFUSED) if best == REFUSED else mesh == best for best, mesh in pairs)
 
 
 def _wrong_where_a_longer_axis_needs_more(answers, seed):
     """Right where every mesh fits that has a longer model axis than one that fits."""
-    for case, mesh in zip(probes.clusters(seed), answers["meshes"], strict=True):
+    for case, mesh in zip(ex07_clusters.clusters(seed), answers["meshes"], strict=True):
         fitting = [fits for *_, fits in _allowed_meshes(case)]
         if fitting == sorted(fitting) and mesh != _best_mesh(case):
             return False
@@ -592,7 +598,7 @@ MESHES = question(
     name="q6",
     title="Choose a mesh",
     asks_for=("choose_mesh",),
-    probe=probes.probe_mesh,
+    probe=ex07_clusters.probe_mesh,
     form={"meshes": [forms.either([forms.number], forms.words(REFUSED))]},
     targets=(
         Target("data times model is the number of devices", _each_mesh(_other_product)),

@@ -1,4 +1,4 @@
-"""Probes of exercise 07: an attention block cut by heads, a row-parallel layer, layouts, bytes, a mesh.
+"""Probes of exercise 07: an attention block cut by heads, a row-parallel layer, layouts, bytes; q6 is in ex07_clusters.
 
 Needs NumPy; JAX for q2, and Keras on JAX for q4 in another process. The inputs are functions of the seed.
 """
@@ -8,7 +8,7 @@ import numpy as np
 from course_lib import cluster
 from course_lib.exercises.ask import Stopped
 from course_lib.exercises.probes import workers
-from course_lib.exercises.probes.cases import ask_or_refused, shuffled
+from course_lib.exercises.probes.cases import shuffled
 from course_lib.exercises.probes.ex07_mesh_step import train_on_a_mesh
 
 MESH = (2, 4)  # of q4: data, model
@@ -22,13 +22,13 @@ BLOCKS, POSITIONS = 12, 64  # of q4's model that is laid out and not trained
 def blocks(seed: int) -> list[dict[str, object]]:
     """q1's blocks: x (tokens, h), fused (h, 3h), out (h, h); heads, and devices that divide them: 2, 3 and 1 on each.
 
-    All of float32, but for the third one's float64. The fourth is of the first one's size, and in the last one a device
-    has a single column.
+    All of float32, but for the third one's float64. The fourth is of the first one's size, in the fifth one a device
+    has a single column, and the last one has many heads and devices.
     """
     rng = np.random.default_rng(seed)
     made = []
     drawn = [(4, 2, (2, 3), "float32"), (9, 3, (4, 6), "float32"), (4, 4, (3, 5), "float64"), (4, 2, (), "float32")]
-    for heads, devices, sizes, kind in [*drawn, (3, 3, (1,), "float32")]:
+    for heads, devices, sizes, kind in [*drawn, (3, 3, (1,), "float32"), (130, 65, (1,), "float32")]:
         width = heads * int(rng.choice(sizes)) if sizes else len(made[0]["fused"])
         made.append(
             {
@@ -55,7 +55,7 @@ def attend(x: np.ndarray, fused: np.ndarray, out: np.ndarray, heads: int) -> np.
 
 def probe_heads(names, seed):
     """Of each block the shards' shapes, the first row of each device's fused kernel, the sum of what the devices
-    compute, and the merged kernels.
+    compute, the merged kernels, and for each number of trained() its place after the shards were trained and merged.
 
     Nothing is computed with shards of other shapes than a device's part of the heads has. All are cut before any is
     merged.
@@ -68,13 +68,23 @@ def _merged(names, block, cut):
     width, devices = len(block["fused"]), block["devices"]
     shards = [tuple(np.asarray(part) for part in pair) for pair in cut]
     shapes = [[list(part.shape) for part in pair] for pair in shards]
-    answers = {"shapes": shapes, "columns": None, "total": None, "merged": None}
+    answers = {"shapes": shapes, "columns": None, "total": None, "merged": None, "trained": None}
     if shapes == [[[width, 3 * width // devices], [width // devices, width]]] * devices:
         answers["columns"] = np.array([fused[0] for fused, _ in shards])
         answers["total"] = sum(attend(block["x"], *pair, block["heads"] // devices) for pair in shards)
         copies = [tuple(part.copy() for part in pair) for pair in shards]  # no views of an array that holds all
         answers["merged"] = [np.asarray(part) for part in names["merge_attention"](copies)]
+        merged = [np.asarray(part) for part in names["merge_attention"]([tuple(map(trained, pair)) for pair in shards])]
+        answers["trained"] = [
+            one.shape == whole.shape and np.array_equal(one, trained(whole))
+            for one, whole in zip(merged, answers["merged"])
+        ]
     return answers
+
+
+def trained(part: np.ndarray) -> np.ndarray:
+    """A kernel, or a shard of it, after a step: every number is another one, which hangs on the old one alone."""
+    return -2 * part
 
 
 # q2: a row-parallel layer on a mesh
@@ -214,7 +224,8 @@ def probe_layout(names, seed):
 def buffers(seed: int) -> list[dict[str, object]]:
     """q5's cases: layers as (numbers, trained), devices that divide one of them, and a stage; first small ones.
 
-    In the last one every buffer, cut or not, has more numbers than float32 can tell apart.
+    In the last ones every buffer, cut or not, has more numbers than float32 can tell apart, and in the very last ones
+    there are hundreds of layers, and thousands of devices.
     """
     rng = np.random.default_rng(seed)
     cases = [
@@ -227,72 +238,13 @@ def buffers(seed: int) -> list[dict[str, object]]:
         trained = rng.permutation([True] * 4 + [False] * 2)
         layers = [(int(count), bool(learns)) for count, learns in zip(numbers, trained)]
         cases.append({"layers": layers, "devices": devices, "stage": stage})
+    for stage in (2, 3):
+        devices = int(rng.integers(5_000, 9_000))
+        layers = [(int(count), bool(count % 3)) for count in rng.integers(10**8, 10**9, size=300)]
+        cases.append({"layers": layers, "devices": devices, "stage": stage})
     return cases
 
 
 def probe_bytes(names, seed):
     """The learner's bytes for each case."""
     return {"bytes": [dict(names["device_bytes"](**case)) for case in buffers(seed)]}
-
-
-# q6: a mesh
-
-
-def clusters(seed: int) -> list[dict[str, int]]:
-    """q6's cases: small ones, then some times a scale for bytes and a scale for devices and batch, in no order.
-
-    Of the small ones some fill the memory, one has a machine that an axis fits into and does not divide, one a batch
-    with an example for each device and not equally many, and in one a larger axis fits less. The others differ in what
-    decides: memory, heads, machine, batch, what stays whole; the last has no mesh.
-    """
-    nothing = dict.fromkeys(("whole_bytes", "cut_bytes", "example_whole_bytes", "example_cut_bytes"), 0)
-    two = {"devices": 2, "machine_devices": 2, "heads": 2, "global_batch": 2, **nothing}
-    eight = {"devices": 8, "machine_devices": 8, "heads": 8, "global_batch": 8, **nothing}
-    small = [
-        two | {"cut_bytes": 4, "memory_bytes": 2},
-        two | {"global_batch": 1, "cut_bytes": 4, "memory_bytes": 2},
-        two | {"cut_bytes": 3, "memory_bytes": 1},
-        two | {"cut_bytes": 2, "example_cut_bytes": 4, "memory_bytes": 5},
-        two | {"example_cut_bytes": 3, "memory_bytes": 2},
-        two | {"global_batch": 4, "example_whole_bytes": 4, "memory_bytes": 7},
-        eight | {"global_batch": 12, "cut_bytes": 8, "memory_bytes": 16},
-        eight | {"cut_bytes": 16, "example_whole_bytes": 4, "memory_bytes": 16},
-        eight | {"devices": 24, "heads": 12, "global_batch": 24, "cut_bytes": 24, "memory_bytes": 8},
-    ]
-    rng = np.random.default_rng(seed)
-    base = {
-        "devices": 16,
-        "machine_devices": 8,
-        "heads": 8,
-        "global_batch": 32,
-        "whole": 2.0,
-        "cut": 32.0,
-        "example_whole": 0.55,
-        "example_cut": 1.0,
-        "memory": 18.5,
-    }
-    special = [
-        {},
-        {"memory": 40.0},
-        {"devices": 24, "machine_devices": 12, "global_batch": 48},
-        {"devices": 24, "machine_devices": 12, "global_batch": 48, "heads": 12},
-        {"global_batch": 8, "memory": 40.0},
-        {"whole": 8.0, "cut": 16.0, "global_batch": 8, "example_whole": 0.1, "example_cut": 0.1, "memory": 12.7},
-        {"global_batch": 8, "example_whole": 2.0, "example_cut": 0.1, "memory": 19.5},
-        {"machine_devices": 2},
-    ]
-    cases = [_cluster(base | changed, int(rng.integers(1, 10)), rng.uniform(0.5e9, 2e9)) for changed in special]
-    return [*small, *shuffled(rng, cases)]
-
-
-def _cluster(case: dict, times: int, gigabyte: float) -> dict[str, int]:
-    sizes = ("whole", "cut", "example_whole", "example_cut", "memory")
-    counts = {name: number for name, number in case.items() if name not in sizes}
-    counts["devices"] *= times
-    counts["global_batch"] *= times
-    return counts | {f"{name}_bytes": int(case[name] * gigabyte) for name in sizes}
-
-
-def probe_mesh(names, seed):
-    """The learner's mesh for each case, or that it raised a ValueError."""
-    return {"meshes": [ask_or_refused(names["choose_mesh"], case, list) for case in clusters(seed)]}
