@@ -42,6 +42,12 @@ def test_parameters_are_those_of_the_published_models(name, parameters):
     assert MODELS[name].parameters == pytest.approx(parameters, rel=1e-4)
 
 
+def test_mistrals_first_model_looks_back_4096_tokens():
+    """As its config.json says; it has Llama 3 8B's shape, with 32,000 words."""
+    model = replace(MODELS["llama3-8b"], vocabulary=32_000, window=4096)
+    assert MODELS["mistral-7b"] == model and model.parameters == pytest.approx(7_241_732_096, rel=1e-4)
+
+
 def test_arithmetic_is_narayanans_formula():
     """96 B s l h^2 (1 + s / 6h + V / 16lh) counts the forward pass four times; arXiv 2104.04473, equation 3."""
     layers, h, s, vocabulary = 96, 12288, 2048, 51200

@@ -52,6 +52,7 @@ def test_what_the_framework_takes_is_measured_unless_one_says_no(monkeypatch):
     monkeypatch.setattr(measured_machine, "_framework_bytes", lambda: (1.0, 2.0))
     asked = {memory: measured_machine.this_machine(1, memory=memory).framework_bytes for memory in (True, False)}
     assert asked == {True: (1.0, 2.0), False: (0.0, 0.0)}
+    assert measured_machine.this_machine().framework_bytes == (1.0, 2.0)
 
 
 def test_what_the_times_of_a_machine_say(monkeypatch):
@@ -311,7 +312,10 @@ def test_the_pool_wastes_up_to_half_of_a_free_chunk():
     pool = Pool()
     held = [pool.take(size * PAGE) for size in (19, 1)]
     pool.give_back(held[0])
-    assert pool.take(10 * PAGE).size == 19 * PAGE  # not cut: less than twice as large
+    chunk = pool.take(10 * PAGE)
+    assert chunk.size == 19 * PAGE  # not cut: less than twice as large
+    pool.give_back(chunk)
+    assert pool.take(9 * PAGE).size == 9 * PAGE
     assert pool.resident_bytes == 20 * PAGE  # a page that was used stays
 
 

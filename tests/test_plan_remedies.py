@@ -158,6 +158,11 @@ def test_experts_gradients_are_summed_over_fewer_replicas():
         layout = planner.Layout(8, expert=expert, precision="float32")
         step = step_time(replace(chain, experts=expert), cluster, layout, 8, PLAIN)
         assert step.data * A100.within == pytest.approx(4 * wanted)
+    # Eight experts in each of two nodes: an expert's ring takes one card of each, and the ring of all others eight.
+    layout, cluster = planner.Layout(16, expert=8, precision="float32"), planner.Cluster(A100, 16)
+    step = step_time(replace(chain, experts=8), cluster, layout, 16, PLAIN)
+    ring, others = 2 * 1 / 2 * 800 / 8 / A100.between, 2 * 15 / 16 * 200 / (8 * A100.between)
+    assert step.data == pytest.approx(4 * (ring + others))
 
 
 def test_groups_divide_the_states_and_sum_what_they_scattered():
