@@ -6,6 +6,7 @@ Needs NumPy; mistakes that a check runs need TensorFlow.
 import fractions
 import functools
 import math
+import re
 
 import numpy as np
 
@@ -139,6 +140,13 @@ def _kept_for_the_next_call(answers, seed):
     return len(one) != len(other) or not all(map(np.array_equal, one, other))
 
 
+def _kept_from_other_calls(answers, seed):
+    """More gradients lie in one array than any call was given; in one call they all have one size."""
+    most = max(len(micro_batches) for micro_batches, _ in probes.streams(seed))
+    found = re.search(r"inhomogeneous shape .* detected shape was \((\d+),\)", answers["stopped"]["error"])
+    return bool(found) and int(found[1]) > most
+
+
 def _groups_are(number):
     return lambda answers, seed: (
         [len(answer["gradients"]) for answer in answers["streams"]]
@@ -179,6 +187,7 @@ GROUPS = question(
         "read twice": _read_twice,
         "first one lost": _first_one_lost,
         "kept for the next call": _kept_for_the_next_call,
+        "kept from other calls": _kept_from_other_calls,
         "iterators alone": lambda answers, seed: "'list' object is not an iterator" in answers["stopped"]["error"],
         "one group too many": _groups_are(lambda count, k: count // k + 1),  # where the last one is full
         "k groups": _groups_are(min),
@@ -221,7 +230,16 @@ class _Linear:
 
 
 def _weights_after(
-    run, divisor=lambda count, k: count, due=_last_or_full, masked=False, kept=(), added=True, faster=False, more=False
+    run,
+    divisor=lambda count, k: count,
+    due=_last_or_full,
+    masked=False,
+    kept=(),
+    added=True,
+    faster=False,
+    more=False,
+    plain=False,
+    counted=False,
 ):
     """The weights after one of q2's runs, kernel and bias as a vector.
 
@@ -232,8 +250,11 @@ def _weights_after(
     added    a group's gradients are added up; else its last one is alone
     faster   the learning rate is multiplied by k
     more     the optimizer gets zeros at the end, where the last group is full
+    plain    there is no momentum
+    counted  the optimizer counts the other micro-batches as updates, too
     """
     optimizer, first, micro_batches, k = run
+    optimizer = "plain SGD" if plain and optimizer == "momentum" else optimizer
     model = _Linear(np.concatenate([first[0][:, 0], first[1]]), optimizer, probes.RATE * (k if faster else 1))
     total, count, summed = 0.0, 0, 0
     for number, (x, y) in enumerate(micro_batches, 1):
@@ -246,6 +267,8 @@ def _weights_after(
             summed = summed if "count" in kept else 0
         elif masked:
             model.apply(0.0 * total)
+        else:
+            model.steps += counted
     if more and len(micro_batches) % k == 0:
         model.apply(0.0 * total)
     return model.weights
@@ -352,6 +375,8 @@ LOOPS = question(
             *probes.LOOPS, due=lambda number, count, k, last: number == last or (count >= k and last - number >= k)
         ),
         "update from nothing": _ran_as(*probes.LOOPS, more=True),
+        "without the momentum": _ran_as(*probes.LOOPS, plain=True),
+        "micro-batches counted by Adam": _ran_as(*probes.LOOPS, counted=True),
         "bias left out": _never_changes_the_bias,
         "weights put back": _right_with_plain_sgd_alone(lambda micro_batches: micro_batches),
         "rate times k": _ran_as(*probes.LOOPS, divisor=lambda count, k: count * k, faster=True),
@@ -461,6 +486,24 @@ def _sizes_as(name, *fields):
     return recognise
 
 
+def _need(case, plan):
+    """The bytes that a plan takes."""
+    sums = case["gradient_bytes"] if plan["micro_batches"] > 1 else 0
+    return case["state_bytes"] + sums + plan["micro_batch"] * case["example_bytes"]
+
+
+def _refused_now_and_then(answers, seed):
+    """All sizes are right but some of those that fill the memory exactly, and some of those are right too."""
+    full = []
+    for case, plan, wanted in _plans(answers, seed):
+        right = plan == wanted if REFUSED in (plan, wanted) else all(plan[name] == wanted[name] for name in _SIZES)
+        if wanted != REFUSED and _need(case, wanted) == case["memory_bytes"]:
+            full.append(right)
+        elif not right:
+            return False
+    return {*full} == {True, False}
+
+
 def _counts_as(*wrongs):
     """Recognise a mistake by the updates of the run, or by those of the warm-up.
 
@@ -499,6 +542,14 @@ def _rounded_down(examples, case, plan):
     return epochs * _up(case["examples"], case["global_batch"]) + rest // case["global_batch"]
 
 
+def _without_uneven_rests(examples, case, plan):
+    """Updates, where no epoch has one from a rest that the replicas cannot share equally."""
+    full, left = divmod(case["examples"], case["global_batch"])
+    of_epoch = full + (left > 0 and left % case["replicas"] == 0)
+    epochs, rest = divmod(examples, case["examples"])
+    return epochs * of_epoch + min(of_epoch, _up(rest, case["global_batch"]))
+
+
 def _share(examples, case):
     """Of the updates of an epoch; exact."""
     return fractions.Fraction(examples * _up(case["examples"], case["global_batch"]), case["examples"])
@@ -513,7 +564,7 @@ _WRONG_SIZES = ("sums forgotten", "sums always", "replicas forgotten", "not quit
 _WRONG_SIZES += ("never refuses", "uneven ignored", "state forgotten", "never in one", "swapped", "of all replicas")
 _WRONG_SIZES += ("whole not quite full", "halves alone", "halves of even numbers", "never one", "whole in one replica")
 _WRONG_SIZES += ("divides the global batch", "state divided", "a copy each", "halves, then one", "whole units")
-_WRONG_SIZES += ("k up to the root",)
+_WRONG_SIZES += ("k up to the root", "sums for all at first")
 _PLAN = dict.fromkeys((*_SIZES, "updates", "warmup_updates"), forms.number)
 PLAN = question(
     name="q4",
@@ -546,6 +597,8 @@ PLAN = question(
             lambda examples, case, plan: math.floor(_share(examples, case)),
             lambda examples, case, plan: round(_share(examples, case)),
         ),
+        "rest that cannot be shared": _counts_as(_without_uneven_rests),
+        "rounded bytes": _refused_now_and_then,
         "nothing found": lambda answers, seed: answers["stopped"]["error"].startswith("StopIteration"),
         "assertion": lambda answers, seed: answers["stopped"]["error"].startswith("AssertionError"),
         "one for no rest": _counts_as(lambda examples, case, plan: _rounded_down(examples, case, plan) + 1),

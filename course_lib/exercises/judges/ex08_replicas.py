@@ -6,6 +6,7 @@ import numpy as np
 
 from course_lib.exercises.judges import forms, question_maker
 from course_lib.exercises.judges.numbers import ROUGH, off
+from course_lib.exercises.judges.stops import stopped_by
 from course_lib.exercises.probes import ex08 as probes
 from course_lib.exercises.question import Target
 
@@ -217,6 +218,7 @@ REPLICAS = question(
     ),
     recognise={
         "every micro-batch": _summed_in_add,
+        "a fixed number of variables": stopped_by("values to unpack (expected"),
         "never summed": _weights_are(summed=()),
         "parts clipped": _weights_are(_parts_clipped(_as_it_is), _parts_clipped(np.sum)),
         "clipped by the own norm": _weights_are({"own": _own_norms, "clip": _as_it_is}),
