@@ -92,6 +92,15 @@ def _hold(shards, wanted):
     return bool(held.shape == wanted.shape and abs(held.sum() / wanted.sum() - 1) <= LOST_OF_SUM)
 
 
+def _steps_compute(answers, seed):
+    if not answers["seen"]["scheduled"]:
+        return "no step is scheduled"
+    if not answers["seen"]["reads"]:
+        return "your steps read nothing of the table"
+    sent = answers["seen"]["sent"]
+    return not sent or f"{sent} of yours are sent numbers that are neither rows' numbers nor values of visits"
+
+
 def _asynchronous(answers, seed):
     staleness = answers["staleness"]
     if len(staleness) != probes.UPDATES:
@@ -140,6 +149,11 @@ def _found_once(answers, seed):
     return _each_applied_once(answers, seed) is not True and _is_table(answers["table"], wanted) is True
 
 
+def _no_optimizer(answers, seed):
+    """The table is right, and no optimizer has counted any update, whatever the program returns."""
+    return not any(answers["seen"]["counted"]) and _each_applied_once(answers, seed) is True
+
+
 def _lost_counts(answers, seed):
     """Its own counter has fewer, whatever the program returns."""
     return max(answers["seen"]["counted"]) < probes.UPDATES and _each_applied_once(answers, seed) is True
@@ -158,7 +172,7 @@ def _applied_again(answers, seed):
 
 _SHARDS = [(forms.text, forms.array)]
 _SEEN = {"shards": _SHARDS, "after_steps": forms.either(_SHARDS, forms.nothing), "counted": [forms.whole]}
-_SEEN |= dict.fromkeys(("writes", "scheduled", "at_once"), forms.size)
+_SEEN |= dict.fromkeys(("writes", "scheduled", "at_once", "reads", "sent"), forms.size)
 _TRAINED = {"counted": forms.number, "table": forms.array, "seen": _SEEN, str: forms.anything}
 _TASKS = {"tasks": (forms.whole, forms.whole), "shards": [(forms.text, forms.size)], "staleness": [forms.distance]}
 TRAIN = question(
@@ -173,6 +187,7 @@ TRAIN = question(
         Target("the table is in two shards, one on each server, within one row of equal", _cut_over_both),
         Target(f"the optimizer counts all {probes.UPDATES} updates, one for each batch", _one_update_each),
         Target(TABLE_IS_RIGHT, _each_applied_once),
+        Target("each step is sent a batch, reads its rows and computes the gradients", _steps_compute),
         Target("workers overlap: some updates are stale", _asynchronous),
     ),
     recognise={
@@ -196,6 +211,7 @@ TRAIN = question(
             and _each_applied_once(answers, seed) is not True
         ),
         "not cut": lambda answers, seed: len(answers["seen"]["shards"]) == 1,
+        "no optimizer": _no_optimizer,
         "lost counts": _lost_counts,
         "nothing scheduled": lambda answers, seed: (
             answers["seen"]["scheduled"] == 0 and _each_applied_once(answers, seed) is True
@@ -251,6 +267,19 @@ def _goes_on_after_the_save(answers, seed):
 def _in_groups(answers, seed):
     at_once = answers["at_once"]
     return at_once == probes.TOGETHER or f"at most {at_once} were under way at once, and a group has {probes.TOGETHER}"
+
+
+def _saved_when_due(answers, seed):
+    """Whether new bytes lie in the task's folder with each report with which a save is due, and none as large as half a
+    table with others. Equal columns, as this table has, may be packed into less than one column.
+    """
+    half_a_column = 4 * probes.visits_through(seed)["rows"] / 2
+    rows = zip(answers["reports"], answers["saved"], strict=True)
+    due = [(done, saved) for (_, done), saved in rows if done % probes.SAVE_EVERY == 0 and done < probes.RUN]
+    missing = [done for done, saved in due if saved < half_a_column]
+    if missing:
+        return f"with the report of {missing[0]} updates the task's folder has no new file as large as a save"
+    return _no_early_save(answers, seed)
 
 
 def _saved_early(answers, seed):
@@ -386,7 +415,7 @@ RECOVERY = question(
         ),
         Target(TABLE_IS_RIGHT, _applied_through),
         Target("the batches of a group are scheduled at once, and no more", _in_groups),
-        Target("before the end, nothing is saved where no save is due", _no_early_save),
+        Target("before the end, a state is saved wherever a save is due, and nowhere else", _saved_when_due),
     ),
     recognise={
         "nobody killed": lambda answers, seed: answers["stopped"]["error"] == probes.NOBODY_DIED,

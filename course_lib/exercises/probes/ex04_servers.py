@@ -9,8 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
+
 WRITES = ("assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_update", "scatter_nd_add")
 WRITES += ("scatter_nd_sub", "scatter_nd_update", "batch_scatter_update")
+READS = ("sparse_read", "gather_nd", "_read_variable_op")
 
 
 def watched(program: Callable, task, **arguments) -> dict[str, object]:
@@ -25,6 +28,8 @@ def watched(program: Callable, task, **arguments) -> dict[str, object]:
              "counted"      by each optimizer of Keras that was built
              "scheduled"    how many steps were
              "at_once"      the most of them that were not yet waited for
+             "reads"        of such a table's rows in steps, as often as they were traced
+             "sent"         steps that were sent more numbers than two for each visit, besides rows' numbers and values
     """
     import keras
     import tensorflow as tf
@@ -34,6 +39,8 @@ def watched(program: Callable, task, **arguments) -> dict[str, object]:
     make, report = keras.optimizers.Optimizer.__init__, type(task).report
     schedule, join, done = coordinator.schedule, coordinator.join, coordinator.done
     writes, files, program_thread = 0, _files(task.folder), threading.get_ident()
+    reads, sent, looking, values_of = 0, 0, threading.local(), [values for _, values in arguments["batches"]]
+    visits, known = len(values_of[0]), np.float32(sum(values_of, []))
 
     def noted(next_creator, **kwargs):
         made.append(next_creator(**kwargs))
@@ -41,7 +48,14 @@ def watched(program: Callable, task, **arguments) -> dict[str, object]:
             made[-1].assign = _then(made[-1].assign, written)
             for name in WRITES:
                 setattr(made[-1], name, _then(getattr(made[-1], name), written_by_program))
+            for name in READS:
+                setattr(made[-1], name, _then(getattr(made[-1], name), read))
         return made[-1]
+
+    def read():
+        nonlocal reads
+        in_step = not tf.executing_eagerly() or threading.get_ident() != program_thread
+        reads += in_step and not getattr(looking, "on", False)
 
     def written():
         nonlocal writes
@@ -59,7 +73,11 @@ def watched(program: Callable, task, **arguments) -> dict[str, object]:
         return make(optimizer, *args, **kwargs)
 
     def shards():
-        return [[_server(one), one.numpy().tolist()] for one in made if _is_table(one)]
+        looking.on = True
+        try:
+            return [[_server(one), one.numpy().tolist()] for one in made if _is_table(one)]
+        finally:
+            looking.on = False
 
     def waited_for(*values):
         nonlocal after_steps
@@ -69,8 +87,9 @@ def watched(program: Callable, task, **arguments) -> dict[str, object]:
             after_steps = shards()
 
     def scheduled(self, *args, **kwargs):
-        nonlocal steps, at_once, writes, files
+        nonlocal steps, at_once, writes, files, sent
         writes += changed_when_idle()
+        sent += _others(tf.nest.flatten((args, kwargs)), known) > 2 * visits
         files = files if steps else _files(task.folder)
         value = schedule(self, *args, **kwargs)
         under_way.add(id(value))
@@ -103,7 +122,20 @@ def watched(program: Callable, task, **arguments) -> dict[str, object]:
         "counted": [int(optimizer.iterations.numpy()) for optimizer in optimizers if optimizer.built],
         "scheduled": steps,
         "at_once": at_once,
+        "reads": reads,
+        "sent": sent,
     }
+
+
+def _others(sent: list, known: np.ndarray) -> int:
+    """How many of the numbers in a step's arguments are neither whole nor a value of a visit."""
+    found = 0
+    for one in sent:
+        if isinstance(one, (float, np.ndarray, np.floating)) or hasattr(one, "numpy") and hasattr(one, "dtype"):
+            numbers = np.asarray(one)
+            if numbers.dtype.kind == "f":
+                found += int(((numbers % 1 != 0) & ~np.isin(np.abs(numbers).astype("float32"), known)).sum())
+    return found
 
 
 def _is_table(variable) -> bool:
