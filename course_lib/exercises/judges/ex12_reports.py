@@ -74,9 +74,13 @@ def _described(tasks):
         inside, after = f"in call {len(one.calls)}", f"after {len(one.calls)} calls"
         where = inside if one.inside else f"at {one.at}" if one.at else after
         said = [one.state, *([] if one.joined else ["not joined"]), where]
-        calls = f" ({' '.join(one.calls)})" if one.calls else ""
+        calls = f" ({' '.join(map(_call_words, one.calls))})" if one.calls else ""
         alike.setdefault(f"{', '.join(said)}{calls}", []).append(one.name)
     return "; ".join(f"{_listed(names)}: {text}" for text, names in alike.items())
+
+
+def _call_words(name):
+    return name if name.isidentifier() else repr(name)
 
 
 def _listed(names):
@@ -248,6 +252,51 @@ def _calls_so_far(job):
     return bool({*odd.calls} - {*_others(odd, job)[0].calls[: len(odd.calls)]})
 
 
+def _wrong_in(wanted_wrong):
+    """A recogniser: of all jobs, just those are wrong where wanted_wrong(odd, other, due, what is said) is true."""
+
+    def recognise(answers, seed):
+        found = [
+            (wanted_wrong(_odd(job), _others(_odd(job), job)[0], wanted[1]), tuple(said) != wanted)
+            for job, said, wanted in _all_jobs(answers, seed)
+        ]
+        return (True, True) in found and not {(True, False), (False, True)} & {*found}
+
+    return recognise
+
+
+def _departs_at(odd, other):
+    """The first place at which both have calls, and not the same one."""
+    return next(place for place, (own, call) in enumerate(zip(odd.calls, other.calls)) if own != call)
+
+
+def _first_so_many(answers, seed):
+    """The cause of tasks that depart from the others is wrong beyond some place, and all else is right."""
+    jobs = [(_odd(job), job, tuple(said), wanted) for job, said, wanted in _all_jobs(answers, seed)]
+    rows = [
+        (_departs_at(odd, _others(odd, job)[0]), said != due) for odd, job, said, due in jobs if due[1] == "other order"
+    ]
+    most = min((place for place, wrong in rows if wrong), default=0)
+    others_right = all(said == due for *_, said, due in jobs if due[1] != "other order")
+    return most > 3 and others_right and all(wrong == (place >= most) for place, wrong in rows)
+
+
+def _names_as_text(answers, seed):
+    """The cause is wrong only where one text of a task's calls is that of another's, or begins as it does."""
+    wrong = [(_odd(job), job) for job, said, wanted in _all_jobs(answers, seed) if tuple(said) != wanted]
+    pairs = [(odd.calls, _others(odd, job)[0].calls) for odd, job in wrong]
+    return bool(pairs) and all(any(_reads_alike(*pair, between) for between in ex12_cases.BETWEEN) for pair in pairs)
+
+
+def _reads_alike(own, calls, between):
+    one, other = (between.join(each) for each in (own, calls))
+    return own != calls[: len(own)] and calls != own[: len(calls)] and (one.startswith(other) or other.startswith(one))
+
+
+def _returned_after_as_many(odd, other, due):
+    return due == "data ended" and len(odd.calls) >= len(other.calls)
+
+
 DIAGNOSE = question(
     name="q1",
     title="Read the reports",
@@ -265,6 +314,9 @@ DIAGNOSE = question(
         "last calls alone": _wrong_where("other order", lambda odd, other: odd.calls[-1] == other.calls[-1]),
         "returned first": _wrong_where("other order", lambda odd, other: odd.state == "returned"),
         "differs from one": _first_departs,
+        "first calls alone": _first_so_many,
+        "names as text": _names_as_text,
+        "returned after as many": _wrong_in(_returned_after_as_many),
         "nobody's own call": _order_before_alone,
         "who waits to start": _who_waits_to_start,
         "names by heart": _misread("data ended", "entered alone"),

@@ -6,6 +6,7 @@ notebook's kind, in which every known mistake shows.
 
 import functools
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -23,12 +24,16 @@ NAMES += [name.capitalize() for name in NAMES]
 
 
 JOBS = 250
+BETWEEN = " ", ",", ", ", "\n", "\t", "|", "/", "->", ";", "", "', '"  # names, in a text of several
 CALLS = "train_step", "step", "save", "evaluate", "train_step_2"
 
 
 @functools.lru_cache(maxsize=32)
 def more_jobs(seed: int) -> list[list[SeenTask]]:
-    """q1: jobs in which what all others do is drawn, and then what differs in one. A rule fits each."""
+    """q1: jobs in which what all others do is drawn, and then what differs in one. A rule fits each.
+
+    The last have lists of hundreds and thousands of calls, and names that hold what may stand between names.
+    """
     rng, jobs = np.random.default_rng([seed, 1]), []
     while len(jobs) < JOBS:
         calls = rng.choice(CALLS, int(rng.choice([0, 1, 2, 3, 8, 80]))).tolist()
@@ -37,11 +42,40 @@ def more_jobs(seed: int) -> list[list[SeenTask]]:
             name = str(rng.choice(["state", "joined", "calls", "inside", "at"]))
             odd = replace(others, **{name: getattr(odd, name)})
         if odd != others and _can_be(odd) and _can_be(others) and _has_a_cause(odd, others):
-            tasks = int(rng.integers(3, 6))
-            names = [f"worker {place}" for place in rng.permutation(9)[:tasks]]
-            place = int(rng.integers(tasks))
-            jobs.append([replace(odd if k == place else others, name=name) for k, name in enumerate(names)])
-    return jobs
+            jobs.append(_job(rng, others, odd))
+    return jobs + [_job(rng, *pair) for pair in (*_long_lists(rng), *_odd_names(rng))]
+
+
+def _job(rng, others, odd) -> list[SeenTask]:
+    tasks = int(rng.integers(3, 6))
+    names = [f"worker {place}" for place in rng.permutation(9)[:tasks]]
+    place = int(rng.integers(tasks))
+    return [replace(odd if k == place else others, name=name) for k, name in enumerate(names)]
+
+
+def _long_lists(rng) -> Iterator[tuple[SeenTask, SeenTask]]:
+    """What all others do and what one does: another call beyond the 100th place or the 1,000th, or fewer calls."""
+    for first, last in ((110, 900), (1010, 1900)):
+        calls = ["save", *rng.choice(CALLS[:2], last + 50).tolist()]
+        place, others = int(rng.integers(first, last)), _inside(calls)
+        yield others, _inside([*calls[:place], "save", *calls[place + 1 :]])  # another order
+        yield others, _inside([*calls[:place], "export", *calls[place + 1 :]])  # alone
+        yield others, SeenTask("", "running", True, tuple(calls[:place]), False, "input")
+
+
+def _odd_names(rng) -> Iterator[tuple[SeenTask, SeenTask]]:
+    """Of which a text that holds all names would look the same, or begin as the other; and empty names."""
+    for between in BETWEEN:
+        both, one, other = f"a{between}b", "a", "b"
+        yield _inside([both, one, other]), _inside([one, other])
+        yield _inside([one, other, both]), _inside([both, one, other])
+    yield _inside(["", "step"]), _inside(["step", ""])
+    yield _inside(["step"]), _inside(["step", ""])
+    yield _inside(["step", ""]), SeenTask("", "running", True, ("step",), False, "own code")
+
+
+def _inside(calls) -> SeenTask:
+    return SeenTask("", "running", True, tuple(calls), True, "")
 
 
 def _other_calls(rng, calls) -> list[str]:
