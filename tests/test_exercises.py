@@ -5,9 +5,11 @@ too. SEEDS_OF_MISTAKES=20 does so for the known mistakes of quick questions, and
 those of long ones, which takes hours: SEEDS_OF_LONG=5:10 is a part.
 """
 
+import functools
 import linecache
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +28,7 @@ from course_lib.exercises.judges import published
 from course_lib.exercises.notebook_cells import question_tags, read_notebook
 from course_lib.exercises.verdict import Verdict
 from course_lib.staff import new_exercises
-from course_lib.staff.grade.sandbox_side import guard
+from course_lib.staff.grade.sandbox_side import channel, guard
 
 need("tensorflow")
 
@@ -187,9 +189,13 @@ def test_solution_is_right_on_inputs_that_are_drawn_afresh(exercise, question, s
 
 @pytest.mark.parametrize("exercise, question", cases([row for row in QUESTIONS if not row[1].takes_long]))
 def test_nothing_is_replaced_where_the_class_grader_looks(exercise, question, solved):
-    """It looks as soon as the learner's code comes back, and takes what a probe has replaced for a learner's doing."""
-    names, found = solved(exercise), []
+    """It looks as soon as the learner's code comes back, and takes what a probe has replaced for a learner's doing.
+
+    And it stops a check that does what only its own hook may do.
+    """
+    names, found, refused = solved(exercise), [], refused_events()
     changed, _ = guard.take_snapshot()
+    refused.clear()
 
     def look(result):
         found.append(changed(near=bool(found)))
@@ -197,6 +203,15 @@ def test_nothing_is_replaced_where_the_class_grader_looks(exercise, question, so
 
     ask(question.probe, question.asks_for, names, 0, look)
     assert not any(found), found
+    assert not refused, refused
+
+
+@functools.cache
+def refused_events() -> list[str]:
+    """What this process does from now on that ends a submission's process: a list that grows."""
+    seen = []
+    sys.addaudithook(lambda event, _: seen.append(event) if event in channel.REFUSED else None)
+    return seen
 
 
 @every_question

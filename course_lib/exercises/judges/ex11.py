@@ -132,23 +132,18 @@ def _rest_kept(in_decay):
 
 
 def _whole_multiples(answers, seed):
-    """The peak is a whole multiple of base_rate, rounded down, to 0 or to 1 at least."""
-
-    def lengths(least):
-        def of(run):
-            factor, warmup, total = _lengths(run)
-            return max(least, math.floor(factor)), warmup, total
-
-        return of
-
-    return any(
-        np.allclose(
-            answers["rates"],
-            [_wanted_rate(*case, lengths=lengths(least)) for case in probes.rate_cases(seed)],
-            rtol=1e-4,
-        )
-        for least in (0, 1)
+    """The batches' ratio is rounded down: the update's over base_batch, to 0 or to 1 at least; or the larger one's."""
+    ways = (
+        math.floor,
+        lambda factor: max(1, math.floor(factor)),
+        lambda factor: math.floor(factor) if factor >= 1 else 1 / math.floor(1 / factor),
     )
+
+    def rates(way):
+        for step, run in probes.rate_cases(seed):
+            yield _wanted_rate(step, run, lengths=lambda run: (way(_lengths(run)[0]), *_lengths(run)[1:]))
+
+    return any(np.allclose(answers["rates"], [*rates(way)], rtol=1e-4) for way in ways)
 
 
 def _update(step, run):
@@ -185,6 +180,7 @@ RATE = question(
         "a warm-up with the rest": _rest_kept(in_decay=False),
         "parts of updates": _changes_in_a_group,
         "whole multiples": _whole_multiples,
+        "rounded rates": lambda answers, seed: max(missed for *_, missed in _asked(answers, seed)) < 1e-3,
     },
 )
 
@@ -480,6 +476,17 @@ def _gains_without_a_limit(answers, seed):
     return _names_the_limit(answers, seed) is True and np.allclose(answers["gains"], gains)
 
 
+def _as_if_gone(answers, seed):
+    """Each part is one that leaves the shortest step when it is gone, and some are not the right ones."""
+    right = []
+    for parts, found in zip(probes.loops_to_judge(seed), answers["parts"], strict=True):
+        left = {part: _step_seconds({**parts, part: 0.0}) for part in parts}
+        if left.get(found) != min(left.values()):
+            return False
+        right.append(found == _best_part(parts))
+    return not all(right)
+
+
 def _without_one(answers, seed):
     counts = [
         [many for many, _ in found[kind]] == sorted({many for many, _ in times} - {1})
@@ -525,6 +532,7 @@ SCALING = question(
         Target("how many times as fast the loop is then", _says_the_gain),
     ),
     recognise={
+        "as if it took no time": _as_if_gone,
         "one replica left out": _without_one,
         "numbers written down": _some_left_out,
         "not timed": stopped_by("KeyError: ("),

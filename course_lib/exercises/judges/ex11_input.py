@@ -141,7 +141,13 @@ def _own_keys(answers, seed):
     keys = [key for epoch in _trained(answers, seed).values() for key in _keys(epoch)]
     shared = len(keys) - len(set(keys))
     epochs = len(probes.later_epochs(seed)) + 2
+    if not shared:
+        case, epochs, shared = probes.LONG, 2, answers["long_shared"]
     return not shared or f"{_setting(case)}: in {epochs} epochs {shared} local batches have a key that was used before"
+
+
+def _meet_in_long_epochs(answers, seed):
+    return answers["long_shared"] > 0 and _own_keys(answers | {"long_shared": 0}, seed) is True
 
 
 def _several_in_one(answers, seed):
@@ -289,7 +295,12 @@ INPUT = question(
     title="A replica's input",
     asks_for=("replica_batches",),
     probe=probes.probe_batches,
-    form={"cases": [(_EPOCH,) * len(probes.EPOCHS)], "later": [_EPOCH], "elsewhere": (_EPOCH,) * len(probes.ELSEWHERE)},
+    form={
+        "cases": [(_EPOCH,) * len(probes.EPOCHS)],
+        "later": [_EPOCH],
+        "elsewhere": (_EPOCH,) * len(probes.ELSEWHERE),
+        "long_shared": forms.size,
+    },
     targets=(
         Target("in every epoch each row reaches exactly one replica, the last ones included", _every_row_once),
         Target("a step has global_batch rows, the last one the rest; shares differ by one row at most", _even_shares),
@@ -337,6 +348,7 @@ INPUT = question(
         "a key without the epoch": _one_key_per(lambda epoch, replica, step: (replica, step)),
         "a key for all steps": _one_key_per(lambda epoch, replica, step: (epoch, replica)),
         "always the same key": _one_key_per(lambda *of: None),
+        "keys that meet in long epochs": _meet_in_long_epochs,
         "keys that meet": _several_in_one,
         "a replica takes whole batches": _in_every_epoch(_whole_batches),
         "a step too many": _a_step_too_many,

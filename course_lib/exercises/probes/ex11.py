@@ -42,6 +42,9 @@ def drawn_input(seed: int) -> dict[str, int]:
     return {"replicas": replicas, "global_batch": global_batch, "rows": 3 * global_batch + last}
 
 
+LONG = {"replicas": 2, "global_batch": 2, "rows": 10_007}  # of q1: more local batches than people leave room for
+
+
 def later_epochs(seed: int) -> tuple[int, ...]:
     """Epochs of training that q1's drawn case is asked for too; after as many as rows, a rolled order comes back."""
     return (*range(2, 13), drawn_input(seed)["rows"], 100, 256, 1000)
@@ -50,7 +53,8 @@ def later_epochs(seed: int) -> tuple[int, ...]:
 def probe_batches(names, seed):
     """Who saw which rows in each case's epochs, with which keys they were augmented, and whether labels fit.
 
-    `elsewhere` are epochs as replicas see them that are processes of their own, begun with another epoch.
+    `elsewhere` are epochs as replicas see them that are processes of their own, begun with another epoch; `long_shared`
+    counts the local batches of two long epochs whose key was used before.
     """
     elsewhere = memory_of(names["replica_batches"])
     replica_batches, drawn = alike_in_processes(names["replica_batches"]), drawn_input(seed)
@@ -58,7 +62,14 @@ def probe_batches(names, seed):
         "cases": [[_one_epoch(replica_batches, case, *epoch) for epoch in EPOCHS] for case in input_cases(seed)],
         "later": [_one_epoch(replica_batches, drawn, epoch, True) for epoch in later_epochs(seed)],
         "elsewhere": _in_other_processes(replica_batches, elsewhere, drawn),
+        "long_shared": _shared_keys(replica_batches),
     }
+
+
+def _shared_keys(replica_batches):
+    two = [_seen(replica_batches, LONG, replica, epoch, True) for epoch in (0, 1) for replica in range(2)]
+    keys = [tuple(key) for one in two for key in one["keys"]]
+    return len(keys) - len({*keys})
 
 
 def _one_epoch(replica_batches, case, epoch, training):
