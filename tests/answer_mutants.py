@@ -2,7 +2,9 @@
 
 `python tests/answer_mutants.py` tries every change of the quick questions and a sample of those that take long, and
 prints a table; `python tests/answer_mutants.py 09_mixed_precision q1 --sample 40 --seed 7` is a part. A change that is
-the same function stands in answer_mutants.toml with the reason.
+the same function stands in answer_mutants.toml with the reason. With --sizes the edits are others: each whole number
+that a function is given counts as 1,000 at most, and of each list the first 100 items count. What passes shows a size
+that the check never draws, which may be as it should: its text says which sizes there are.
 """
 
 import argparse
@@ -31,6 +33,7 @@ from course_lib.table import Table
 
 SAME_FILE = Path(__file__).with_suffix(".toml")
 SECONDS = 60  # for one check of a mutant; those that take long have ten times as many
+LISTS = ("list", "tuple", "Sequence", "np.ndarray")  # how annotations of lists begin
 PASSED, NAMED, UNNAMED, HUNG = "passed", "named", "not named", "hung"
 
 COMPARED = {
@@ -90,6 +93,22 @@ def mutants(source: str) -> list[Mutant]:
             if text not in seen:
                 seen.add(text)
                 found.append(Mutant(_difference(ast.unparse(tree), text), text))
+    return found
+
+
+def cut_sizes(source: str) -> list[Mutant]:
+    """The answer with one argument cut: a whole number at 1,000, a list or an array after 100 items."""
+    found = []
+    for place, function in enumerate(ast.parse(source).body):
+        for argument in function.args.args if isinstance(function, ast.FunctionDef) else ():
+            kind = ast.unparse(argument.annotation) if argument.annotation else ""
+            cut = f"min({argument.arg}, 1000)" if kind == "int" else f"{argument.arg}[:100]"
+            if kind == "int" or kind.startswith(LISTS):
+                tree = ast.parse(source)
+                tree.body[place].body.insert(
+                    ast.get_docstring(function) is not None, ast.parse(f"{argument.arg} = {cut}")
+                )
+                found.append(Mutant(f"{function.name}: {argument.arg} -> {cut}", ast.unparse(tree)))
     return found
 
 
@@ -240,10 +259,10 @@ def same_functions(exercise: str, question: str) -> dict[str, str]:
     return {row["change"]: row["why"] for row in stored.get(exercise, {}).get(question, ())}
 
 
-def chosen(exercise: str, question: Question, sample: int | None, seed: int) -> list[int]:
+def chosen(exercise: str, question: Question, sample: int | None, seed: int, edits=mutants) -> list[int]:
     """Numbers of the mutants that are not the same function: all, or so many drawn by the seed."""
     same_ones = same_functions(exercise, question.name)
-    numbers = [n for n, one in enumerate(mutants(question.answer.source)) if one.change not in same_ones]
+    numbers = [n for n, one in enumerate(edits(question.answer.source)) if one.change not in same_ones]
     return numbers if sample is None or sample >= len(numbers) else random.Random(seed).sample(numbers, sample)
 
 
@@ -280,13 +299,13 @@ def prepared(question: Question, seed: int) -> Question:
     return dataclasses.replace(question, mistakes=tuple(map(recognised_by, question.mistakes)))
 
 
-def serve(exercise: str, name: str, seed: int) -> None:
+def serve(exercise: str, name: str, seed: int, edits) -> None:
     """In a process of its own: a mutant's number a line comes in, its verdict goes out."""
     channel, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
     os.dup2(2, 1)
     question = next(one for one in judges.questions(exercise) if one.name == name)
     devices.simulate(4, "tensorflow")
-    all_mutants, ready = mutants(question.answer.source), prepared(question, seed)
+    all_mutants, ready = edits(question.answer.source), prepared(question, seed)
     unchanged = verdict(ready, Mutant("", question.answer.source), seed)
     print(json.dumps(unchanged), file=channel, flush=True)
     for line in sys.stdin:
@@ -296,8 +315,9 @@ def serve(exercise: str, name: str, seed: int) -> None:
 class Server:
     """A process that judges mutants of one question; started again after one that hangs or kills it."""
 
-    def __init__(self, exercise: str, question: Question, seed: int):
+    def __init__(self, exercise: str, question: Question, seed: int, edits):
         self._command = [sys.executable, __file__, exercise, question.name, "--serve", "--seed", str(seed)]
+        self._command += ["--sizes"] * (edits is cut_sizes)
         self._seconds, self._process = SECONDS * (10 if question.takes_long else 1), None
 
     def __call__(self, number: int) -> dict[str, str]:
@@ -335,11 +355,11 @@ class Server:
             self._process = None
 
 
-def score(exercise: str, question: Question, sample: int | None, seed: int) -> list[tuple[Mutant, dict[str, str]]]:
+def score(exercise: str, question: Question, sample: int | None, seed: int, edits) -> list[tuple[Mutant, dict]]:
     """Every chosen mutant of a question with what its check said."""
-    made, server = mutants(question.answer.source), Server(exercise, question, seed)
+    made, server = edits(question.answer.source), Server(exercise, question, seed, edits)
     try:
-        return [(made[number], server(number)) for number in chosen(exercise, question, sample, seed)]
+        return [(made[number], server(number)) for number in chosen(exercise, question, sample, seed, edits)]
     finally:
         server.close()
 
@@ -351,11 +371,13 @@ def main() -> None:
     parser.add_argument("--sample", type=int, help="so many of each quick question; all, unless given")
     parser.add_argument("--sample-of-long", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help="draws inputs and sample")
+    parser.add_argument("--sizes", action="store_true", help="cut arguments, and make no other edits")
     parser.add_argument("--say", action="store_true", help="print every verdict, not only of what passed")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     chosen_by = parser.parse_args()
+    edits = cut_sizes if chosen_by.sizes else mutants
     if chosen_by.serve:
-        return serve(chosen_by.exercise, chosen_by.question, chosen_by.seed)
+        return serve(chosen_by.exercise, chosen_by.question, chosen_by.seed, edits)
     asked = [
         (exercise, question)
         for exercise in ([chosen_by.exercise] if chosen_by.exercise else judges.MODULES)
@@ -366,7 +388,7 @@ def main() -> None:
     def of(row):
         exercise, question = row
         sample = chosen_by.sample_of_long if question.takes_long else chosen_by.sample
-        found = score(exercise, question, sample, chosen_by.seed)
+        found = score(exercise, question, sample, chosen_by.seed, edits)
         print(f"{exercise} {question.name}: {len(found)} tried", flush=True)
         return found
 

@@ -72,6 +72,14 @@ def test_edits_are_those_that_a_learner_gets_wrong():
     }
 
 
+def test_sizes_are_cut_at_the_beginning_of_a_function():
+    source = (
+        'def steps(examples: list[int], batch: int, rate: float):\n    """Docstring."""\n    return examples, batch'
+    )
+    cut = [one.source.splitlines()[-2].strip() for one in answer_mutants.cut_sizes(source)]
+    assert cut == ["examples = examples[:100]", "batch = min(batch, 1000)"]
+
+
 def test_each_listed_change_is_still_an_edit_of_its_answer():
     known = {(exercise, question.name): question for exercise, question in QUESTIONS}
     for exercise, of_exercise in SAME.items():

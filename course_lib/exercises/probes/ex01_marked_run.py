@@ -50,8 +50,7 @@ def marked_run(heavy: str):
         def __array__(self, dtype=None, copy=None):
             return np.asarray(self.numpy(), dtype)
 
-    given = []  # (number, batch) of all that has been pulled
-    iterators = {}  # by the batch's id: which iterator gave it
+    given = []  # (iterator, number, batch) of all that has been pulled
 
     class Step:
         first, first_awaited = None, False
@@ -64,7 +63,7 @@ def marked_run(heavy: str):
 
         def __call__(self, batch):
             self.met.append(batch)
-            self.outdated += any(batch is one for _, one in given[:-1])
+            self.outdated += any(batch is one for *_, one in given[:-1])
             if self.first is None:
                 with mark("probe: first call"):
                     self.first = Loss(run(batch), "probe: first wait")
@@ -76,21 +75,20 @@ def marked_run(heavy: str):
     class Batches:
         def numbers_of(self, met):
             """Which batch each one is, of the iterator that gave it; -1 for what none gave."""
-            numbers = {id(batch): number for number, batch in given}
+            numbers = {id(batch): number for _, number, batch in given}
             return [numbers.get(id(batch), -1) for batch in met]
 
         def iterators_of(self, met):
             """From how many iterators they come."""
-            return len({iterators[id(batch)] for batch in met if id(batch) in iterators})
+            return len({iterator for iterator, _, batch in given if any(batch is one for one in met)})
 
         def __iter__(self):
-            me = object()
+            this = object()
             for number in range(BATCHES):
                 with mark("probe: pull"):  # no thread works ahead, so that heavy input shows in every pull
                     loaded = load(tf.constant(number))
                     batch = strategy.experimental_distribute_values_from_function(lambda _, loaded=loaded: loaded)
-                given.append((number, batch))
-                iterators[id(batch)] = me
+                given.append((this, number, batch))
                 yield batch
 
     return Step(), Batches()

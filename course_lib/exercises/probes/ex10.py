@@ -78,7 +78,7 @@ def activation_cases(seed: int) -> list[dict[str, object]]:
         for stage, many in stages:
             pipeline = 1 if stage == "alone" else int(rng.integers(5, 9))
             each = {"one block": 1, "deep": 300}.get(stage) or int(rng.integers(2, 9))
-            place = {"deep": 1}.get(stage, stage if stage in (0, 1, 2, 3) else pipeline - 1)
+            place = 1 if stage == "deep" else stage if stage in (0, 1, 2, 3) else pipeline - 1
             block_input = int(rng.integers(5 * 2**20, 60 * 2**20)) if many > 2 else int(rng.integers(5, 60)) + 0.25
             data = 2 if many == 2 else int(rng.integers(2, 5))  # so that even all replicas' are fewer than stages
             sizes = {"data": data, "micro_batch": int(rng.integers(3, 6))}
@@ -177,9 +177,13 @@ def up_to_the_first_slow(sure):
     return [sure[0], *itertools.takewhile(lambda one: one.step.total <= limit, sure)]
 
 
-# Of `slips`.
-RARE = {"divided by 0.95 alone", "the first for the fastest", "the first ten", "the first eight"}
-RARE |= {"up to the first slow one alone"}
+RARE = {  # of `slips`
+    "divided by 0.95 alone",
+    "the first for the fastest",
+    "the first ten",
+    "the first eight",
+    "up to the first slow one alone",
+}
 
 
 def _states(one):
@@ -215,7 +219,7 @@ def slips(ranked, sure, room) -> set[str]:
     for share in (0.8, 0.9):
         if small := [one for one in ranked if one.memory.total <= share * room]:
             chosen[f"a margin of {1 - share:.0%}"] = near(small)
-    if chosen["up to the first slow one"] not in (near(sure[:8]), near(sure[:10]), *firsts.values()):
+    if chosen["up to the first slow one"] not in (chosen["the first eight"], near(sure[:10]), *firsts.values()):
         chosen["up to the first slow one alone"] = chosen["up to the first slow one"]
     if chosen["divided by 0.95"] is not chosen["the first for the fastest"]:
         chosen["divided by 0.95 alone"] = chosen["divided by 0.95"]
