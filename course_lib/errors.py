@@ -1,4 +1,14 @@
-"""The one exception for mistakes that a user can fix. Standard library only; used everywhere."""
+"""The one exception for mistakes that a user can fix, and one line of any other. Standard library only."""
+
+import re
+
+_AROUND = re.compile(
+    r'File "|\[\[\{\{|Graph execution error|Detected at node|in user code|(\w+: )?Exception encountered when calling'
+    r"|Arguments received by|.*Error encountered:$|\d+ root error|[•^]"
+)
+_MARKS = re.compile(
+    r"\x1b\[\d+m|\{\{function_node [^}]*\}\} ?| for '\{\{node [^']*'|^\(\d+\) [A-Z_]+: |\s*\[Op:[^]]*\]( name:.*)?$"
+)
 
 
 class CourseError(Exception):
@@ -11,3 +21,16 @@ class CourseError(Exception):
     def _render_traceback_(self) -> list[str]:
         """IPython's hook: what a cell shows instead of the traceback."""
         return [f"{type(self).__name__}: {self}"]
+
+
+def telling_line(message: str) -> str:
+    """The first line of an error's message that says what happened; "" where none does.
+
+    TensorFlow and Keras put stacks, places in the graph and a layer's arguments around it.
+    """
+    after_file = False  # the line right below is that file's own
+    for line in map(str.strip, message.splitlines()):
+        if line and not after_file and not _AROUND.match(line):
+            return _MARKS.sub("", line).strip()
+        after_file = line.startswith('File "')
+    return ""

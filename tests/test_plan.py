@@ -541,6 +541,7 @@ def test_a_table_comes_back_with_predictions(tmp_path, capsys):
         ({"chip": ""}, "it names no chip"),
         ({"model": "Qwen3-30B-A3B"}, "mixtures of experts are not planned"),
         ({"vocab": "", "seq_len": ""}, "it does not say vocab, seq_len"),
+        ({"layers": "", "params_B": ""}, "it says neither layers nor params_B"),
         ({"global_batch": ""}, "a step's time needs a global_batch"),
     ],
     ids=str,

@@ -2,6 +2,7 @@
 
 import collections
 import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -105,6 +106,9 @@ def test_a_tensor_parallel_group_sums_its_share_of_the_tokens():
     forward = Chain("by hand", (Block("only", exchanged=600, backward=0),))  # what nothing behind it needs
     step = step_time(forward, planner.Cluster(A100, 6), layout, 6, PLAIN)
     assert step.tensor * A100.within == pytest.approx(600 * 2 * 6 / 3)
+    frozen = Chain("by hand", (Block("only", exchanged=600, backward=1),))  # the gradient of its input alone
+    step = step_time(frozen, planner.Cluster(A100, 6), layout, 6, PLAIN)
+    assert step.tensor * A100.within == pytest.approx(2 * 600 * 2 * 6 / 3)
 
 
 def test_frozen_weights_are_gathered_twice_between_the_nodes_of_a_tensor_group():
@@ -475,6 +479,18 @@ def test_a_chips_name_is_taken_as_people_write_it(name):
         planner.find_chip("zz")
 
 
+GDDR6 = ("t4", "l4", "a10-24gb", "l40s-48gb")  # their ECC takes a sixteenth of the memory itself
+
+
+def test_a_gpu_has_nearly_the_memory_that_its_name_says():
+    sold = {"t4": 16, "l4": 24}
+    for name, chip in planner.CHIPS.items():
+        if not name.startswith("tpu"):
+            named = sold.get(name) or int(re.search(r"-(\d+)gb$", name)[1])
+            whole = named * (15 / 16 if name in GDDR6 else 1)
+            assert 0.985 * whole < chip.memory_bytes / GIB <= whole, name
+
+
 def test_the_usual_precision_of_a_chip():
     names = {"a100-80gb": "mixed_bfloat16", "v100-32gb": "mixed_float16", "tpu-v5e": "mixed_bfloat16"}
     assert {name: planner.find_chip(name).usual_precision for name in names} == names
@@ -503,6 +519,13 @@ def test_errors_and_times_of_published_runs_by_hand():
     assert calibrate._rounded({"a": 1.23456, "b": {"c": 12345.0}}) == {"a": 1.23, "b": {"c": 12300.0}}
     given = calibrate._with(HAND, ("hopper", "link"), (0.9, 0.8))
     assert given == replace(HAND, matrix={**HAND.matrix, "hopper": 0.9}, link=0.8)
+
+
+def test_a_published_models_output_layer_is_its_own_where_its_parameters_say_so():
+    row = dict.fromkeys(published_runs.NUMBERS) | {"layers": 2, "hidden": 8, "heads": 2, "vocab": 100, "seq_len": 4}
+    for tied in (True, False):
+        given = planner.Transformer(2, 8, 2, 100, 4, tied=tied).parameters / 1e9
+        assert published_runs._shape(row | {"params_B": given})["tied"] == tied
 
 
 @pytest.mark.parametrize(

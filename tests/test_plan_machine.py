@@ -106,6 +106,15 @@ def test_the_pieces_are_the_whole_pass_and_each_operation_is_in_one():
     assert {"Conv2D", "Conv2DBackpropFilter", "Relu", "ReluGrad", "MaxPool", "MaxPoolGrad"} <= kinds
 
 
+def test_what_other_pieces_read_leaves_a_piece():
+    program = traced(keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(2)]))
+    for piece in replay.pieces(program):
+        computed = {tensor.name for op in piece.operations for tensor in op.outputs}
+        others = {*program.graph.get_operations()} - {*piece.operations}
+        read = {tensor.name for op in others for tensor in op.inputs}
+        assert {*replay._cut(program, piece)[2]} == computed & (read | program.results) < computed
+
+
 def test_equal_blocks_are_tried_once(here):
     model = models.transformer(50, 12, layers=3, width=16)
     pieces = replay.pieces(traced(model))

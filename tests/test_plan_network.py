@@ -277,6 +277,19 @@ def test_a_saved_model_is_planned_by_the_command(tmp_path, capsys):
     assert "broken.keras cannot be loaded as a Keras model" in capsys.readouterr().err
 
 
+def test_a_programs_model_is_planned_by_the_command(tmp_path, monkeypatch, capsys):
+    (tmp_path / "own_model.py").write_text(
+        "from course_lib import models\ndef make():\n    return models.mlp((4, 4, 1), 3, width=4)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for optimizer, numbers in {"adam": 2, "sgd": 0}.items():
+        words = ["plan", "own_model.py:make", "--chip", "t4", "--batch", "8", "--precision", "float32", "--json"]
+        assert main([*words, "--optimizer", optimizer]) == 0
+        planned = json.loads(capsys.readouterr().out)
+        assert planned["parameters"] == 17 * 4 + 5 * 3
+        assert planned["memory_bytes"]["optimizer"] == 4 * numbers * planned["parameters"]
+
+
 def test_a_model_that_raises_is_named_in_one_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "broken.py").write_text("def make():\n    raise RuntimeError('no such thing\\nand more')\n")
     monkeypatch.chdir(tmp_path)
@@ -318,6 +331,10 @@ from jax import lax
 dropping = keras.Sequential([keras.Input((8,)), keras.layers.Dropout(0.5), keras.layers.Dense(2)])
 traced = trace_jax.trace(dropping, input_shapes(dropping, 4))
 facts["random"] = sum(op.call == 0 for op in traced.operations)
+table = jax.numpy.ones((8, 5))  # a constant of a program inside the model's
+looked_up = keras.Sequential([keras.Input((8,)), keras.layers.Lambda(jax.jit(lambda x: x @ table))])
+inside = trace_jax.trace(looked_up, input_shapes(looked_up, 4))
+facts["constant"] = sorted(inside.tensors[read].bytes for op in inside.operations for read in op.reads)
 three = jax.numpy.ones((2, 3)), jax.numpy.ones((3, 3))
 turn = jax.jit(lambda x, w: x @ w)  # a program inside the loop's
 loops = {
@@ -340,6 +357,7 @@ def test_jax_counts_the_same_without_tensorflow():
     on_jax = json.loads(done.stdout)
     assert on_jax["bytes"] == [24, 12, 6, 4]
     assert on_jax["random"] > 0  # the pass is a training one, in which dropout draws
+    assert on_jax["constant"] == [4 * 4 * 8, 4 * 8 * 5]
     product = 2 * 2 * 3 * 3
     assert [on_jax[loop] for loop in ("scan", "while", "cond")] == [5 * 2 * product, product, 2 * product]
     assert {*on_jax["calls"]} == {0, 1, 2} and on_jax["calls"] == sorted(on_jax["calls"])  # flatten, hidden, logits

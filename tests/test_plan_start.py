@@ -171,6 +171,7 @@ def test_a_rack_is_no_machine():
     assert "on each of 18 machines" in said and "--folder /shared/run" in said
     assert "on each of 2 machines" in started("h100-96gb", replace(FULL, data=8), 8)  # nodes of four
     assert "several machines" in started("gb200-186gb", replace(FULL, data=8, zero=3), 8)
+    assert " --folder run " in started("gb200-186gb", replace(FULL, data=4), 4)
     assert parsed(started("gb200-186gb", replace(FULL, data=4, zero=3), 4))[0] == "layout-map"
 
 

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from course_lib.errors import CourseError
+from course_lib.errors import CourseError, telling_line
 from course_lib.hangs import HangReport
 
 # A task that lost another one in the middle of a collective fails with one of these.
@@ -55,8 +55,7 @@ class Exit:
 
     def __str__(self) -> str:
         if self.error:
-            first = next(filter(None, map(str.strip, self.message.splitlines())), "")
-            return f"{self.task} failed: {self.error}: {first[:300]}".rstrip(": ")
+            return f"{self.task} failed: {self.error}: {telling_line(self.message)[:300]}".rstrip(": ")
         if self.code == -signal.SIGKILL:
             by = "on request" if self.asked else "from outside; when memory runs out, the system does that"
             return f"{self.task} was ended by SIGKILL {by}"

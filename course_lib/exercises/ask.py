@@ -16,6 +16,7 @@ from types import FunctionType, GeneratorType
 
 import numpy as np
 
+from course_lib.errors import telling_line
 from course_lib.exercises.time_limit import OutOfTime, time_limit
 
 WRITE_HERE = "write your answer here"  # ends the message of what generation puts into a blank
@@ -84,7 +85,7 @@ def ask(
         return _stopped("raised", text, error="OutOfTime")
     except Exception as error:
         if isinstance(error, NotImplementedError) and _is_blank(error, names):
-            return _stopped("blank", _first_line(str(error)))
+            return _stopped("blank", _shortened(str(error)))
         text = in_one_line(type(error).__name__, str(error))
         place = _own_place(error, names)
         unplaced = f"{' or '.join(asks_for)} does not work as the docstring says ({text})"
@@ -112,7 +113,7 @@ def plain(value: object, key: str = "answers") -> object:
 
 def in_one_line(kind: str, message: str) -> str:
     """An exception by its type's name and the line of its message that says what happened: "KeyError: 'x'"."""
-    said = _first_line(message).removeprefix(f"{kind}:").strip()
+    said = _shortened(message).removeprefix(f"{kind}:").strip()
     return f"{kind}: {said}" if said else kind
 
 
@@ -193,10 +194,8 @@ def _is_blank(error: NotImplementedError, names: Mapping[str, object]) -> bool:
     return WRITE_HERE in str(error) or step.tb_frame.f_globals is names
 
 
-def _first_line(message: str) -> str:
-    lines = [line.strip() for line in message.splitlines() if line.strip()] or [""]
-    # TensorFlow puts the learner's stack first and its message last when it traces.
-    line = lines[-1] if lines[0] == "in user code:" else lines[0]
+def _shortened(message: str) -> str:
+    line = telling_line(message)
     return line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE] + " ..."
 
 

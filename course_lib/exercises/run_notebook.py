@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from course_lib.errors import CourseError
+from course_lib.errors import CourseError, telling_line
 from course_lib.exercises import judges
 from course_lib.exercises.check import VERDICT_MIME
 from course_lib.exercises.notebook_cells import answer_notes, checked_questions, exercise_name, read_notebook
@@ -86,8 +86,8 @@ class _Run:
                 self.verdicts[bundle["question"]] = Verdict.from_dict(bundle)
         raised = [output for output in outputs if output.output_type == "error"]
         if raised and not checked_questions(cell):
-            line = (raised[0].evalue.strip().splitlines() or [""])[0]
-            self.errors[self.number] = f"cell {self.number} raised {raised[0].ename}: {line}"
+            said = telling_line(raised[0].evalue)
+            self.errors[self.number] = f"cell {self.number} raised {raised[0].ename}: {said}"
 
     def is_right(self, question: str) -> bool:
         return question in self.verdicts and self.verdicts[question].right

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from course_lib.errors import CourseError
+from course_lib.errors import CourseError, telling_line
 from course_lib.planner.blocks import Block, Chain
 
 TRACERS = {"tensorflow": "course_lib.planner.trace_tensorflow", "jax": "course_lib.planner.trace_jax"}
@@ -125,7 +125,7 @@ def from_keras(model, optimizer="adam") -> KerasChain:
     try:
         made = keras.optimizers.get(optimizer)
     except (ValueError, TypeError) as error:
-        raise CourseError(f"Keras knows no optimizer {optimizer!r}: {first_line(error)}") from None
+        raise CourseError(f"Keras knows no optimizer {optimizer!r}: {telling_line(str(error))}") from None
     tracer = importlib.import_module(TRACERS[keras.backend.backend()])
     two, three = (_traced(tracer, model, rows) for rows in (2, 3))
     return KerasChain(model.name, _blocks(two, three, model), _slots(made), model=model, optimizer=made)
@@ -156,16 +156,12 @@ def input_shapes(model, rows: int):
     return given
 
 
-def first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
-
-
 def _traced(tracer, model, rows: int) -> Trace:
     given = input_shapes(model, rows)
     try:
         return tracer.trace(model, given)
     except Exception as error:  # whatever the model's own code raises
-        why = f"{type(error).__name__}: {first_line(error)}"
+        why = f"{type(error).__name__}: {telling_line(str(error))}"
         raise CourseError(f"the model {model.name!r} can't be called on {rows} examples: {why}") from error
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from course_lib import devices
 from course_lib.cluster.worker_program import WorkerProgram, search_current_folder
-from course_lib.errors import CourseError
+from course_lib.errors import CourseError, telling_line
 from course_lib.planner.blocks import Chain
 from course_lib.planner.calibration import fitted
-from course_lib.planner.keras_model import first_line, from_keras
+from course_lib.planner.keras_model import from_keras
 from course_lib.planner.layout import DEGREES, OFFLOAD, PRECISIONS, RECOMPUTE, ZERO, Layout
 from course_lib.planner.layout_search import search, splits_norms
 from course_lib.planner.measured_machine import this_machine
@@ -158,7 +158,7 @@ def _own(text: str, optimizer: str) -> Chain:
         try:
             return from_keras(keras.saving.load_model(text, compile=False), optimizer)
         except (OSError, ValueError, TypeError) as error:
-            raise CourseError(f"{text} cannot be loaded as a Keras model: {first_line(error)}") from None
+            raise CourseError(f"{text} cannot be loaded as a Keras model: {telling_line(str(error))}") from None
     if ":" not in text:
         known = f'{", ".join(MODELS)}, numbers, a .keras file, or "file.py:function"'
         raise CourseError(f"no model is called {text!r}: name one of {known}.")
@@ -167,7 +167,9 @@ def _own(text: str, optimizer: str) -> Chain:
     try:
         model = make()
     except Exception as error:  # the learner's own code
-        raise CourseError(f"{text} cannot build its model: {type(error).__name__}: {first_line(error)}") from None
+        raise CourseError(
+            f"{text} cannot build its model: {type(error).__name__}: {telling_line(str(error))}"
+        ) from None
     return from_keras(model, optimizer)
 
 

@@ -13,6 +13,7 @@ from signal import ITIMER_REAL, setitimer  # bound before a learner's code can r
 
 import numpy as np
 
+from course_lib.errors import telling_line
 from course_lib.exercises.ask import ask
 from course_lib.staff.grade.sandbox_side import answers as form
 from course_lib.staff.grade.sandbox_side.channel import CHECK, LOOK, RECORD, open_channel
@@ -166,8 +167,7 @@ def _execute(shell, source: str, seconds: float) -> str:
 def _line_of(error: BaseException) -> str:
     """Its type and the first line of its message; an exception of the learner's may fail to say anything."""
     try:
-        said = str(error).strip().splitlines() or [""]
-        return f"{type(error).__name__}: {said[0]}"[:300]
+        return f"{type(error).__name__}: {telling_line(str(error))}"[:300]
     except BaseException:
         return type(error).__name__
 
