@@ -598,6 +598,8 @@ GIVEN = ("llama2-7b", "--chip", "h100-80gb", "--chips", "8", "--batch", "64")
     "arguments, words",
     [
         ((), "name a model and its global batch"),
+        (("llama2-7b", "--chip", "t4"), "name a model and its global batch"),
+        (("--chip", "t4", "--batch", "8"), "name a model and its global batch"),
         (("resnet", "--chip", "t4", "--batch", "8"), "no model is called 'resnet': name one of gpt2-124m"),
         ((*GIVEN, "--micro-batch", "4"), "--micro-batch belongs to one layout, and this call searches them all"),
         (("llama2-7b", "--chip", "a10", "--batch", "8"), "no chip is called 'a10'; near ones are a10-24gb"),

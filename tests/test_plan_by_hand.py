@@ -574,6 +574,23 @@ def test_a_result_that_lies_in_its_inputs_memory_takes_none():
     assert bfc_allocator.step_bytes(trace, [], [bfc_allocator.FIRST_REGION - 256]) == 3 * 2**20
 
 
+@pytest.mark.parametrize(
+    "bytes_, reads, wanted",
+    [
+        (3 * 2**20, 1, 3 * 2**20),
+        (3 * 2**20, 2, 6 * 2**20),  # a later operation reads the first result too
+        (2 * 2**20, 1, 5 * 2**20),  # another size
+    ],
+)
+def test_a_result_takes_the_place_of_an_input_of_its_size_that_nothing_else_reads(bytes_, reads, wanted):
+    made = SimpleNamespace(reads=(), writes=("out",), alias=False, in_place=False)
+    added = SimpleNamespace(reads=("out",), writes=("sum",), alias=False, in_place=True)
+    later = SimpleNamespace(reads=("out",) * (reads - 1), writes=(), alias=False, in_place=False)
+    sizes = {"out": SimpleNamespace(bytes=3 * 2**20), "sum": SimpleNamespace(bytes=bytes_)}
+    trace = SimpleNamespace(operations=[made, added, later], tensors=sizes)
+    assert bfc_allocator.step_bytes(trace, [], [bfc_allocator.FIRST_REGION - 256]) == wanted
+
+
 @pytest.mark.parametrize("size, cut", [(384 * 2**20, True), (384 * 2**20 + 256, False), (256 * 2**20, True)])
 def test_a_chunk_is_cut_in_half_or_where_it_would_waste_128_mib(size, cut):
     """As in bfc_allocator.cc: of 512 MiB, 384 waste exactly 128."""

@@ -285,7 +285,9 @@ def test_a_programs_model_is_planned_by_the_command(tmp_path, monkeypatch, capsy
     for optimizer, numbers in {"adam": 2, "sgd": 0}.items():
         words = ["plan", "own_model.py:make", "--chip", "t4", "--batch", "8", "--precision", "float32", "--json"]
         assert main([*words, "--optimizer", optimizer]) == 0
-        planned = json.loads(capsys.readouterr().out)
+        said = capsys.readouterr().out
+        planned = json.loads(said)
+        assert said == json.dumps(planned, indent=2) + "\n"
         assert planned["parameters"] == 17 * 4 + 5 * 3
         assert planned["memory_bytes"]["optimizer"] == 4 * numbers * planned["parameters"]
 

@@ -113,7 +113,7 @@ def test_a_stack_says_its_format_and_what_it_keeps():
     for name, one in PRECISIONS.items():
         policy = name == "float32" or name.startswith("mixed")
         assert one.format == name.removeprefix("mixed_").partition("_")[0]
-        assert one.compute == (4 if name == "float32" else 2) and one.eager is not policy
+        assert one.compute == (4 if name == "float32" else 2) and one.compiled is policy
         whole = policy or name.endswith("fsdp")
         assert (one.weights, one.master) == ((4, 0) if whole else (2, 8 if name == "float16_master" else 4))
     gradients = {"float16_master": 2, "bfloat16_deepspeed": 2, "bfloat16_master": 6, "float8_master": 6}
@@ -384,7 +384,8 @@ def test_the_fits_report_by_hand(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(calibrate, "BASELINES", {"memory": lambda run: 4})
     monkeypatch.setattr(calibrate, "published", lambda: {"memory": samples})
     monkeypatch.setattr(calibrate, "fit", lambda found: replace(HAND, traffic=1.23456))
-    monkeypatch.setattr(calibrate, "left_out", lambda found: {"memory": {"a": [1.0, 2.0], "b": [1.0]}})
+    ratios = {"a": [1.0, 2.0], "b": [1.0]}
+    monkeypatch.setattr(calibrate, "left_out", lambda found: {"memory": ratios} if found["memory"] == samples else {})
     monkeypatch.setattr(calibrate, "FITTED", tmp_path / "stored.json")
     # Errors: 0 and 1/2, of the plain figure 1/2 and 1. Half of a lies where b does, and b where a does.
     rows = {"a": [2, 0.25, 0.45, 0.5, 0.75, 0.95], "b": [1, 0, 0, 1, 0, 0], "all": [3, 0, 0.4, 0.75, 0.5, 0.9]}

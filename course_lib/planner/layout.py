@@ -21,7 +21,7 @@ class Precision:
     gradients  bytes per parameter, until the update
     master     bytes per parameter beside the optimizer's slots, divided with them by ZeRO:
                a float32 master copy, and in float16 the gradients' float32 copy
-    eager      Python starts each operation; otherwise the step is one compiled program
+    compiled   the step is one program; otherwise Python starts each operation
     """
 
     format: str
@@ -29,7 +29,7 @@ class Precision:
     weights: int
     gradients: int
     master: int
-    eager: bool = True
+    compiled: bool = False
 
     @property
     def adam_bytes(self) -> int:
@@ -42,9 +42,9 @@ class Precision:
 # optimizer. DeepSpeed's gradients stay in half precision (Rajbhandari and others 2020, section 3.1); Megatron-Core's
 # are float32 (its distributed optimizer's documentation counts 18 bytes); BLOOM and nanotron hold both (their logs).
 PRECISIONS = {
-    "float32": Precision("float32", 4, 4, 4, 0, eager=False),
-    "mixed_bfloat16": Precision("bfloat16", 2, 4, 4, 0, eager=False),
-    "mixed_float16": Precision("float16", 2, 4, 4, 0, eager=False),
+    "float32": Precision("float32", 4, 4, 4, 0, compiled=True),
+    "mixed_bfloat16": Precision("bfloat16", 2, 4, 4, 0, compiled=True),
+    "mixed_float16": Precision("float16", 2, 4, 4, 0, compiled=True),
     "bfloat16_fsdp": Precision("bfloat16", 2, 4, 4, 0),
     "bfloat16_deepspeed": Precision("bfloat16", 2, 2, 2, 4),
     "bfloat16_megatron": Precision("bfloat16", 2, 2, 4, 4),

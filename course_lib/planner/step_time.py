@@ -162,7 +162,7 @@ def _launch(cluster: Cluster, layout: Layout, constants: Calibration) -> float:
     """Seconds between the starts of two operations; a TPU runs a whole step without its host."""
     if cluster.chip.family == TPU:
         return 0.0
-    return constants.launch if layout.numbers.eager else constants.launch_compiled
+    return constants.launch_compiled if layout.numbers.compiled else constants.launch
 
 
 def _matrix_rate(cluster: Cluster, kind: str, constants: Calibration) -> float:
