@@ -651,7 +651,10 @@ GIVEN = ("llama2-7b", "--chip", "h100-80gb", "--chips", "8", "--batch", "64")
             "32 layers can't fill 64 pipeline stages",
         ),
         (("--table", "missing.csv", "--out", "x.csv"), "missing.csv cannot be read"),
-        (("llama2-7b", "--batch", "8"), "a transformer by numbers is planned for a chip: add --chip"),
+        (
+            ("llama2-7b", "--batch", "8"),
+            "a transformer by numbers is planned for a chip: add --chip, such as a100-40gb",
+        ),
         (("--table", "missing.csv"), "both --table IN.csv and --out OUT.csv"),
         (("layers=2,hidden=64,hidden=8", "--chip", "t4", "--batch", "2"), "hidden is given twice, as 64 and as 8"),
         (
@@ -698,12 +701,12 @@ def test_an_option_changes_one_figure_of_a_known_chip(capsys):
 
 def test_hours_and_cost_of_a_training(capsys):
     """64 examples of 4,096 tokens a step; 8 chips."""
-    one = ("--data", "8", "--zero", "3", "--micro-batch", "1", "--tokens", "1e9", "--price", "2", "--json")
+    one = ("--data", "8", "--zero", "3", "--micro-batch", "1", "--tokens", "1e9", "--price", "0.5", "--json")
     main(["plan", *GIVEN, *one])
     answer = json.loads(capsys.readouterr().out)
     hours = 1e9 / (64 * 4096) * answer["step_seconds"]["total"] / 3600
     words = f"1e+09 tokens: {hours:,.3g} hours"
-    assert answer["training"].startswith(words) and answer["training"].endswith(f"at 2 each {hours * 8 * 2:,.3g}")
+    assert answer["training"].startswith(words) and answer["training"].endswith(f"at 0.5 each {hours * 8 * 0.5:,.3g}")
     main(["plan", *GIVEN, *one[:7], "1"])
     assert "\n1 tokens: " in capsys.readouterr().out
 

@@ -111,6 +111,18 @@ def test_a_tensor_parallel_group_sums_its_share_of_the_tokens():
     assert step.tensor * A100.within == pytest.approx(2 * 600 * 2 * 6 / 3)
 
 
+def test_one_device_waits_for_no_collective():
+    chain = Chain("by hand", (Block("only", exchanged=600),))
+    assert step_time(chain, planner.Cluster(A100, 1), planner.Layout(), 1, replace(PLAIN, latency=1e-3)).tensor == 0
+
+
+def test_the_update_is_that_of_the_stage_with_the_most_parameters():
+    """5,000 of them against 1,000 experts': read and written are two float32 slots and the float32 weight."""
+    blocks = Block("experts", 1000, expert_parameters=1000, split_parameters=1000), Block("dense", 5000)
+    step = step_time(Chain("by hand", blocks, slots=2), planner.Cluster(A100, 2), planner.Layout(pipeline=2), 1, PLAIN)
+    assert step.memory * A100.read_per_second == pytest.approx(5000 * 2 * (2 * 4 + 4))
+
+
 def test_frozen_weights_are_gathered_twice_between_the_nodes_of_a_tensor_group():
     """Of ZeRO-3's two shares each holds half, and sends it for the forward and for the backward pass."""
     chain, layout = Chain("by hand", (Block("only", frozen_bytes=800),)), planner.Layout(data=2, tensor=8, zero=3)
@@ -597,6 +609,7 @@ def test_a_chunk_is_cut_in_half_or_where_it_would_waste_128_mib(size, cut):
     pool = bfc_allocator.Pool()
     pool.give_back(pool.take(512 * 2**20))
     assert pool.take(size).size == (size if cut else 512 * 2**20)
+    assert sum(chunk.size for chunk in pool._chunks) == 512 * 2**20
 
 
 def test_without_a_chip_this_machines_devices_are_measured(monkeypatch):

@@ -11,11 +11,13 @@ BRIGHTNESSES = (2000.0, 3000.0, 4000.0)  # added to q4's values, whose spread st
 
 
 def batches(seed: int) -> list[tuple[int, int]]:
-    """(global_batch, replicas) pairs: tiny ones, two with idle replicas; four uneven ones, an even one; a million."""
+    """(global_batch, replicas) pairs: tiny ones, two with idle replicas; four uneven ones, an even one; a million,
+    and on thousands.
+    """
     rng = np.random.default_rng(seed)
     uneven = [_uneven_batch(rng) for _ in range(4)]
     same_batch = [(61, 4), (61, 7)]  # in floats, 7 * (61 / 7) is less than 61
-    return [(3, 2), (6, 3), (2, 5), (7, 4), (4, 1), (0, 3), *uneven, (6 * 8, 8), *same_batch, (10**6, 7)]
+    return [(3, 2), (6, 3), (2, 5), (7, 4), (4, 1), (0, 3), *uneven, (6 * 8, 8), *same_batch, (10**6, 7), (10**5, 4096)]
 
 
 def epochs(seed: int) -> list[tuple[int, int]]:

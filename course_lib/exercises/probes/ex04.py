@@ -107,7 +107,8 @@ def _visits(rng: np.random.Generator, updates: int) -> dict[str, object]:
 
 
 def loads(seed: int) -> list[dict[str, float]]:
-    """q6's cases: memory for exactly 4, links for exactly 2; drawn ones where the links rule, and the memory; one.
+    """q6's cases: memory for exactly 4, links for exactly 2; drawn ones where the links rule, with wide rows and many
+    workers too, and the memory; one.
 
     A dense part whole on each server has room in one of the first, and takes it away from the table.
     """
@@ -135,7 +136,8 @@ def loads(seed: int) -> list[dict[str, float]]:
     small = {"workers": 1, "table_rows": 1_000_000, "compute_seconds": 10.0}
     sizes = (2.2, 2.7, 4.4, 2.1e-3, 1.9973)  # 2.7, 2.2, 1.4, 2,857.1 and 3.004 servers
     parts = [full | {"memory_gigabytes": size} for size in sizes]
-    return [full, busy, *parts, *(load() for _ in range(3)), load(**large), load(**small)]
+    wide = {"workers": 2_000, "row_width": 4_096, "looked_up_rows": 1_000, "table_rows": 1_000_000}
+    return [full, busy, *parts, *(load() for _ in range(3)), load(**wide), load(**large), load(**small)]
 
 
 def probe_staleness(names, seed):

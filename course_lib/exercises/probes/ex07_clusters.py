@@ -47,6 +47,7 @@ def clusters(seed: int) -> list[dict[str, int]]:
         {"whole": 8.0, "cut": 16.0, "global_batch": 8, "example_whole": 0.1, "example_cut": 0.1, "memory": 12.7},
         {"global_batch": 8, "example_whole": 2.0, "example_cut": 0.1, "memory": 19.5},
         {"machine_devices": 2},
+        {"cut": 8.0, "example_whole": 0.1, "example_cut": 4.0, "memory": 14.0},
     ]
     cases = [_cluster(base | changed, int(rng.integers(1, 10)), rng.uniform(0.5e9, 2e9)) for changed in special]
     # Thousands of devices, of which a machine has many hundreds: an axis beyond 64, and a large part of the batch.

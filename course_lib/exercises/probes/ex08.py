@@ -146,6 +146,7 @@ def runs_to_plan(seed: int) -> list[dict[str, int]]:
         base | {"memory": 14.5},  # two fit, if there are no sums
         base | {"memory": 27.0},  # nine fit, and eight divide: half, a quarter and an eighth of 40 are 20, 10 and 5
         base | {"memory": 100.0, "global_batch": 82, "replicas": 4},
+        {"memory": 37.0, "global_batch": 40_960, "replicas": 1_280},
     ]
     drawn = shuffled(rng, [_run_to_plan(rng, **case) for case in special])
     return [dict(zip(PLAN_ARGUMENTS, values)) for values in small] + drawn

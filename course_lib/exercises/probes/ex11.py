@@ -23,13 +23,14 @@ MARK = 0.5  # what q1's augmentation adds to every pixel
 
 
 def input_cases(seed: int) -> list[dict[str, int]]:
-    """q1's sizes: small ones, with a last batch of one row, of most, and a full one; many replicas; many steps; a drawn
-    one, with so many rows that no two of its orders are alike by chance.
+    """q1's sizes: small ones, with a last batch of one row, of most, and a full one; many replicas; many steps; large
+    batches; a drawn one, with so many rows that no two of its orders are alike by chance.
     """
     small = [
         {"replicas": replicas, "global_batch": batch, "rows": rows} for replicas, batch, rows in ((2, 2, 3), (3, 6, 17))
     ]
     large = [{"replicas": 12, "global_batch": 24, "rows": 61}, {"replicas": 2, "global_batch": 2, "rows": 203}]
+    large.append({"replicas": 64, "global_batch": 2048, "rows": 5003})
     return [*small, {"replicas": 2, "global_batch": 4, "rows": 8}, *large, drawn_input(seed)]
 
 
@@ -143,12 +144,12 @@ SMALL_STEPS = {0: 0.1, 1: 0.1, 2: 0.15, 3: 0.15, 4: 0.2, 8: 0.1, 9: 0.1}  # of S
 def rate_cases(seed: int) -> list[tuple[int, dict]]:
     """q2's cases: a micro-step and the run that it belongs to; starts, ends and middles of warm-up and decay.
 
-    The first are of a run so small that its rates can be worked out by hand; of the last two runs one has no warm-up,
-    and an update of the other has fewer examples than base_batch.
+    The first are of a run so small that its rates can be worked out by hand; of the last three runs one has no warm-up,
+    one thousands of replicas, and an update of the other has fewer examples than base_batch.
     """
     rng = np.random.default_rng(seed)
     cases = [(step, SMALL_RUN) for step in SMALL_STEPS]
-    for special in (None, None, "no warm-up", "a lower peak"):
+    for special in (None, None, "no warm-up", "many replicas", "a lower peak"):
         run = {
             "base_rate": float(rng.uniform(0.01, 0.1)),
             "base_batch": int(rng.choice([28, 44, 52])),  # divides no update's examples
@@ -158,6 +159,8 @@ def rate_cases(seed: int) -> list[tuple[int, dict]]:
             "epochs": int(rng.integers(8, 20)),
             "warmup_epochs": 0 if special == "no warm-up" else int(rng.integers(2, 5)),
         }
+        if special == "many replicas":
+            run |= {"base_batch": 4_100, "local_batch": 1_200, "replicas": 2_048}
         global_batch = run["local_batch"] * run["replicas"] * run["micro_batches"]
         if special == "a lower peak":
             run["base_batch"] = 2 * global_batch + 1
