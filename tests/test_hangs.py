@@ -263,7 +263,7 @@ def test_of_two_tasks_the_one_that_departs_from_what_it_did_is_named():
 def test_a_report_shows_its_tasks_as_text_in_a_notebook_and_as_a_page(tmp_path):
     ahead = task(calls=("step: A", "<b> & step"), memory_bytes=2**20, busy=0.25, step=4, waits={"futex_do_wait": 9})
     found = hangs.HangReport((ahead, task("worker 1", calls=("step: A",), **RETURNED)), 60)
-    page = found.write(tmp_path / "hang-report").read_text()
+    page = found.write(str(tmp_path / "hang-report")).read_text()
     text = (tmp_path / "hang-report.txt").read_text()
     about = "No task made progress for 60 s. Look at worker 0 (entered alone): worker 0 is in a call"
     for shown in (text, page, found._repr_html_()):

@@ -94,11 +94,11 @@ class HangReport:
         tables = (self.table(), self.collectives())
         return f"<p>{escape(self.summary)}</p>" + "".join(table._repr_html_() for table in tables if table.rows)
 
-    def write(self, path: Path) -> Path:
+    def write(self, path: Path | str) -> Path:
         """Write the page, and the text beside it, as PATH.html and PATH.txt; return the page's path."""
-        page = path.with_suffix(".html")
+        page = Path(path).with_suffix(".html")
         page.write_text(self.page(), encoding="utf-8")
-        path.with_suffix(".txt").write_text(f"{self!r}\n", encoding="utf-8")
+        page.with_suffix(".txt").write_text(f"{self!r}\n", encoding="utf-8")
         return page
 
     def page(self) -> str:
