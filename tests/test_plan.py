@@ -569,6 +569,9 @@ def test_words_of_a_row_are_read_as_they_are_meant():
         "float32",
         "mixed_bfloat16",
     ]
+    two = {"dp": "192", "tp": "2", "pp": "1", "n_chips": "384", "global_batch": "1536", "cp_or_sp": ""}
+    hopper = two | {"chip": "H100"}
+    assert [layout(**row).split_norms for row in (two, hopper, hopper | {"cp_or_sp": "1"})] == [False, True, False]
 
 
 def test_every_published_row_is_answered_or_left_empty(tmp_path):
@@ -745,7 +748,7 @@ def test_what_does_not_fit_exits_with_1(capsys):
 def test_a_plan_is_drawn(tmp_path):
     picture = tmp_path / "plan.svg"
     assert main(["plan", *GIVEN, "--picture", str(picture)]) == 0
-    assert "memory of a device, GiB" in picture.read_text()
+    assert "memory of a device, GiB" in picture.read_text() and "data 8" in picture.read_text()
 
 
 def test_a_model_by_numbers_needs_no_framework():

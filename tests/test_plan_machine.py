@@ -106,6 +106,18 @@ def test_the_pieces_are_the_whole_pass_and_each_operation_is_in_one():
     assert {"Conv2D", "Conv2DBackpropFilter", "Relu", "ReluGrad", "MaxPool", "MaxPoolGrad"} <= kinds
 
 
+def test_a_calls_seconds_are_those_between_its_begin_and_end(monkeypatch):
+    clock = iter([90.0, 92.5])
+    monkeypatch.setattr(replay.time, "perf_counter", lambda: next(clock))
+    assert replay._seconds(lambda: None) == 2.5
+
+
+def test_an_array_of_unknown_rank_counts_as_empty():
+    with tf.Graph().as_default():
+        unknown, rows = tf.compat.v1.placeholder(tf.float32), tf.compat.v1.placeholder(tf.float32, (None, 3))
+        assert [trace_tensorflow._size(tensor).numbers for tensor in (unknown, rows, tf.ones((2, 3)))] == [0, 0, 6]
+
+
 def test_what_other_pieces_read_leaves_a_piece():
     program = traced(keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(2)]))
     for piece in replay.pieces(program):

@@ -256,7 +256,7 @@ def by_its_rows():
         (lambda: "adam", "takes a built keras.Model, not 'adam'"),
         (frozen, "has no trainable variables"),
         (lambda: keras.Sequential([keras.Input((None, 4)), keras.layers.Dense(2)]), "input of shape (None, None, 4)"),
-        (broken, "can't be called on 2 examples: RuntimeError"),
+        (broken, "can't be called on 2 examples: RuntimeError: no such thing"),
         (BuiltByItself, "the model 'built_by_itself' does not have a known input shape: call it once on one batch"),
         (by_its_rows, "the model computes something else for 2 examples than for 3"),
     ],

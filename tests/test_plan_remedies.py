@@ -260,6 +260,7 @@ def test_an_encoder_and_decoder_by_hand():
     """T5-base: 222,903,552 parameters as released, without biases and with a table of relative positions."""
     assert encoder_decoder(12, 768, 12, 32128, 512, 12, 114).parameters == pytest.approx(222_903_552, rel=0.002)
     chain = encoder_decoder(2, 64, 4, 100, 16, 3, 8, ffn=96, gated=True)
+    assert chain.name == "encoder and decoder"
     assert [block.name for block in chain.blocks] == ["embedding", *["layer"] * 2, *["decoder layer"] * 3, "output"]
     own, block = replace(SMALL, kv_heads=4, sequence_length=8).chain().blocks[1], chain.blocks[3]
     assert block.parameters - own.parameters == 4 * 64 * 64 + 64

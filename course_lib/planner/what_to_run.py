@@ -33,15 +33,15 @@ def what_to_run(answer: Prediction | Search, model: Transformer | Chain) -> str:
     ranked = answer.ranked if isinstance(answer, Search) else (answer,) if answer.fits else ()
     if not ranked:
         return ""
-    best, lines = ranked[0], []
+    best = ranked[0]
     if beyond := _beyond(best):
-        lines.append(f"No program of this course has {', '.join(beyond)}; {OTHERS}.")
+        lines = [f"No program of this course has {', '.join(beyond)}; {OTHERS}."]
         other = next((one for one in ranked if not _beyond(one)), None)
         if other:
             slower = f"{other.step.total / best.step.total:.3g} times as long"
             lines += [f"The fastest layout that one has, {other.layout}, takes {slower}.", *_start(other)]
     else:
-        lines += _start(best)
+        lines = _start(best)
     if compiled := _compile(best, model):
         lines.append(f"What the TPU's compiler says: {compiled}")
     return "\n".join(lines)
