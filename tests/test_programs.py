@@ -346,6 +346,24 @@ def test_a_parameter_servers_run_outlives_a_worker_and_goes_on_after_its_end(pla
 
 
 @pytest.mark.slow
+def test_workers_of_a_parameter_server_take_rows_in_orders_of_their_own(place):
+    """The program's own lines, traced once and run twice, as a coordinator does it for two workers."""
+    here, text = place("parameter-server"), programs.text("parameter-server")
+    seeding = re.search(r"^.*seed\(0\).*$", text, re.MULTILINE)[0]
+    function = re.search(r"^def rows_of_a_worker.*?(?=^\S)", text.partition(seeding)[2], re.MULTILINE | re.DOTALL)[0]
+    code = "import random, argparse, keras, numpy as np, tensorflow as tf\n"
+    code += "arguments = argparse.Namespace(data='data.npz', batch=32)\n"
+    code += f"{seeding}\n{function}\n"
+    code += "graph = tf.function(lambda: rows_of_a_worker()._variant_tensor).get_concrete_function()\n"
+    code += "spec = rows_of_a_worker().element_spec\n"
+    code += "made = [tf.data.experimental.from_variant(graph(), spec) for _ in range(2)]\n"
+    code += "one, other = (next(iter(rows))[1].numpy().tolist() for rows in made)\n"
+    code += "print(one == other)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=here.folder, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "False\n", done.stderr
+
+
+@pytest.mark.slow
 def test_an_overflow_on_one_replica_skips_the_step_on_all(place):
     """As Keras' own scale does on one device; one row of the second replica is too large for scaled float16."""
     here = place("mixed-precision")

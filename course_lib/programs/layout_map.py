@@ -1,13 +1,14 @@
 """Train a Keras model on JAX that is cut over devices: tensor parallel, FSDP, or both, by a LayoutMap.
 
 By hand:     python train.py --data data.npz --folder run --model-axis 4           (tensor parallel by 4, else data)
-             python train.py --data data.npz --folder run --fsdp                   (each weight over all data devices)
+             python train.py --data data.npz --folder run --fsdp                   (large kernels over all data devices)
 Slurm:       srun --nodes=1 --gpus-per-node=8 python train.py ... ; several machines: see jax-data-parallel
 Kubernetes:  the same command in one pod, with nvidia.com/gpu: 8 or google.com/tpu: 8 among its limits
 Colab:       the TPU runtime's one chip has nothing to cut over: --cpus 8
 No chips:    --cpus 8 makes eight devices of the CPU.
 
-Run it again after an interruption, and it goes on after the last whole epoch, on any number of devices.
+Run it again after an interruption, and it goes on after the last whole epoch, on any number of devices that divides
+--global-batch and the kernels.
 """
 
 import argparse
@@ -25,7 +26,9 @@ parser.add_argument("--folder", required=True, help="where the checkpoint and mo
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--global-batch", type=int, default=64, help="rows of all devices together")
 parser.add_argument("--model-axis", type=int, default=1, help="devices that share a layer; it divides their number")
-parser.add_argument("--fsdp", action="store_true", help="cut weights and optimizer state over the data axis as well")
+parser.add_argument(
+    "--fsdp", action="store_true", help="cut the large kernels and their optimizer state over data as well"
+)
 parser.add_argument("--cpus", type=int, help="devices to make of the CPU, in place of GPUs or TPUs")
 arguments = parser.parse_args()
 os.makedirs(arguments.folder, exist_ok=True)  # now, and not when there is a model to lose

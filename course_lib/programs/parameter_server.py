@@ -15,13 +15,14 @@ start all again, and they go on after the last checkpoint.
 
 import argparse
 import os
+import random
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--data", required=True, help=".npz with x (rows, 8, 8, 1) and y (rows,); read by workers")
+parser.add_argument("--data", required=True, help=".npz with x (rows, 8, 8, 1) and y (rows,); read by the chief")
 parser.add_argument("--folder", required=True, help="where checkpoints and model.keras go, on a disk of all machines")
 parser.add_argument("--steps", type=int, default=88, help="updates of all workers together")
 parser.add_argument("--batch", type=int, default=32, help="rows of one update")
@@ -47,7 +48,7 @@ def new_model():
     )
 
 
-keras.utils.set_random_seed(0)
+random.seed(0)  # of the first weights; TensorFlow's own would give the same rows to all workers
 with strategy.scope():
     model, optimizer = new_model(), keras.optimizers.Adam(1e-3)
     optimizer.build(model.trainable_variables)
@@ -57,7 +58,7 @@ per_row = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction
 
 
 def rows_of_a_worker():
-    """Runs on every worker, from its start: without a seed, or all workers would take the same rows."""
+    """Traced on the chief, which sends what NumPy reads here; the graph runs on every worker, and has no seed."""
     with np.load(arguments.data) as data:
         rows = tf.data.Dataset.from_tensor_slices((data["x"], data["y"]))
     return rows.shuffle(10_000).repeat().batch(arguments.batch).prefetch(tf.data.AUTOTUNE)

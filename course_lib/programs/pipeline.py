@@ -9,7 +9,8 @@ Colab:       both commands on the one machine, the first with & behind it
 
 TensorFlow and Keras have no API for pipelines. This is GPipe's order: all micro-batches forward, then all backward.
 Both stages read the same data: the first takes x, the last y. The link is not encrypted: for a network of your own.
-When a stage is lost the other ends with an error; start both again, and they go on after the last whole epoch.
+When a stage's process ends early the other ends with an error (where its machine loses power, end it by hand); start
+both again, and they go on after the last whole epoch.
 """
 
 import argparse

@@ -54,7 +54,7 @@ def probe_prepare(names, seed):
     def prepared(examples):
         return names["prepare"](
             strategy,
-            lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]),
+            lambda: keras.Sequential([keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]),
             lambda: keras.optimizers.SGD(0.1, momentum=0.9),
             tf.data.Dataset.from_tensor_slices((examples[:, :3], examples[:, 3:].astype(LABELS))),
             global_batch,
@@ -111,9 +111,11 @@ def _examples(steps):
 
 
 def _takes_gradients(strategy, model, optimizer):
-    """Whether the optimizer is built for this model's variables."""
+    """Whether the optimizer is built for the variables of this model that are trained, and for no others."""
     import tensorflow as tf
 
+    if len(optimizer.variables) != 2 + len(model.trainable_variables):  # its count, its rate and the momenta
+        return False
     pairs = [(tf.ones(variable.shape), variable) for variable in model.trainable_variables]
     try:
         on_replicas(strategy, functools.partial(optimizer.apply_gradients, pairs))()

@@ -179,9 +179,9 @@ def shapes(seed: int) -> list[tuple[int, int]]:
 
 
 def probe_orders(names, seed):
-    """The learner's order of work for every stage of each pipeline."""
+    """The learner's order of work for every stage of each pipeline; the last stage is asked first."""
     order_of = names["order_of"]
-    return {"orders": [[list(order_of(stage, p, m)) for stage in range(p)] for p, m in shapes(seed)]}
+    return {"orders": [[list(order_of(stage, p, m)) for stage in range(p)[::-1]][::-1] for p, m in shapes(seed)]}
 
 
 # q4: balance

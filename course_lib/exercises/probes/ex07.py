@@ -13,7 +13,7 @@ from course_lib.exercises.probes.ex07_mesh_step import train_on_a_mesh
 
 MESH = (2, 4)  # of q4: data, model
 SHARE = 7  # q4: a device may hold one part in this many; its eight devices cannot hold less than one in eight
-BLOCKS, POSITIONS = 12, 64  # of q4's model that is laid out and not trained
+BLOCKS, POSITIONS = 12, 4096  # of q4's model that is laid out and not trained
 
 
 # q1: attention, cut by heads

@@ -61,6 +61,7 @@ def _work_inside(rng, train) -> list[tuple[str, str, float, float]]:
         ("grads/sum:NcclCollectiveReduceV2", "tf_Compute/1"),
         ("metrics/Sum:Sum", "worker_tf_data/0"),  # a name that does not begin with tf_data
         ("session_run", "tf_Compute/0"),  # no operation
+        ("CollectiveReduceV2", "tf_Compute/0"),  # nor this, without a colon
     )
     starts = 0.03 + 0.085 * np.arange(len(kinds)) + rng.uniform(0.0, 0.05, len(kinds))
     lasts = rng.uniform(0.01, 0.03, len(kinds))
