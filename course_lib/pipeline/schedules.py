@@ -158,7 +158,7 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> Schedule:
 
 
 def interleaved(stages: int, micro_batches: int, chunks: int) -> Schedule:
-    """1F1B over v chunks per stage (Narayanan and others, 2021): a bubble v times shorter, for more than v times the messages.
+    """1F1B over v chunks per stage (Narayanan and others 2021): a bubble v times shorter, over v times the messages.
 
     Raises  CourseError when the micro-batches are not a multiple of the stages
     """
