@@ -229,8 +229,8 @@ def _shuffled_afresh(answers, seed):
     one, other = (set(_numbers(answers, epoch).tolist()) for epoch in range(2))
     if one == other:
         return f"both epochs leave the same {probes.pipeline_sizes(seed)[0] - len(one)} examples out"
-    if never := sorted({0, 1, 2} - {*answers["first_of_three"]}):
-        return f"of 3 examples in batches of 2, number {never[0]} never comes first, in {probes.TINY_EPOCHS} epochs"
+    if never := sorted({*range(5)} - {*answers["first_of_five"]}):
+        return f"of 5 examples in batches of 4, number {never[0]} never comes first, in {probes.TINY_EPOCHS} epochs"
     early, examples = _most_early(answers), probes.pipeline_sizes(seed)[0]
     if early <= _EARLY * examples:
         return f"none comes early by more than {early / examples:.1%} of the data set"
@@ -357,7 +357,7 @@ PIPELINE = question(
     probe=probes.probe_pipeline,
     form={
         **_EPOCHS,
-        "first_of_three": [forms.size],
+        "first_of_five": [forms.size],
         **dict.fromkeys(("decode_runs", "augment_runs", "augment_runs_before", "of_too_few"), forms.size),
         "repeated": forms.share,
     },

@@ -34,7 +34,7 @@ def probe_stopwatch(names, seed):
 
 # q2: an input pipeline
 
-MANY_EXAMPLES, TINY_EPOCHS = 12_000, 50
+MANY_EXAMPLES, TINY_EPOCHS = 12_000, 80
 
 
 def pipeline_sizes(seed: int) -> tuple[int, int]:
@@ -78,13 +78,13 @@ def probe_pipeline(names, seed):
     epochs = [[np.asarray(rows) for rows in dataset.take(enough).as_numpy_iterator()] for _ in range(2)]
     first, second = ({int(value): float(value) for rows in epoch for value in np.ravel(rows)} for epoch in epochs)
     both = first.keys() & second.keys()
-    three = names["pipeline"](tf.data.Dataset.range(3), tf.identity, tf.identity, 2)
+    five = names["pipeline"](tf.data.Dataset.range(5), tf.identity, tf.identity, 4)
     return {
         "epochs": [[np.atleast_1d(np.floor(rows).astype(int)) for rows in epoch] for epoch in epochs],
         "decode_runs": int(decode_runs),
         "augment_runs": int(augment_runs),
         "augment_runs_before": augment_runs_before,
-        "first_of_three": sorted({int(np.ravel([*three.take(3)][0])[0]) for _ in range(TINY_EPOCHS)}),
+        "first_of_five": sorted({int(np.ravel([*five.take(3)][0])[0]) for _ in range(TINY_EPOCHS)}),
         "repeated": sum(first[number] == second[number] for number in both) / max(len(both), 1),
         "of_too_few": len([*names["pipeline"](earlier.take(batch - 1), tf.identity, tf.identity, batch).take(3)]),
     }
