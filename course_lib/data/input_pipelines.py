@@ -23,7 +23,7 @@ def input_pipeline(
     """Turn (image uint8, label) examples into prefetched batches, each piece of work where it is cheapest.
 
     cache, then shuffle, then batch, then scale and map whole batches in
-    parallel, then prefetch: what is the same each epoch runs once, what is
+    parallel, then prefetch: what comes from files is read once, what is
     random runs each time, and nothing runs per example that can run per batch.
 
     dataset       tf.data.Dataset of (image uint8 (h, w, c), label ())
