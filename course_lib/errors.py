@@ -24,7 +24,7 @@ class CourseError(Exception):
 
 
 def telling_line(message: str) -> str:
-    """The first line of an error's message that says what happened; "" where none does.
+    """The first line of an error's message that says what happened; the first of all where none does.
 
     TensorFlow and Keras put stacks, places in the graph and a layer's arguments around it.
     """
@@ -33,4 +33,4 @@ def telling_line(message: str) -> str:
         if line and not after_file and not _AROUND.match(line):
             return _MARKS.sub("", line).strip()
         after_file = line.startswith('File "')
-    return ""
+    return message.strip().partition("\n")[0].strip()

@@ -52,6 +52,7 @@ def test_what_happened_is_found_among_what_frameworks_put_around_it(raising, lin
         ("", ""),
         ("\n\n", ""),
         ("first\nsecond", "first"),
+        ("\nGraph execution error:\n", "Graph execution error:"),
         ("[[1 2]] has two numbers", "[[1 2]] has two numbers"),
         ("2 root error(s) found.\n  (0) INTERNAL: gone\n\t [[{{node a}}]]\n  (1) INTERNAL: later", "gone"),
     ],

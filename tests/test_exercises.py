@@ -24,7 +24,7 @@ from course_lib.exercises import judge as judging
 from course_lib.exercises import judges
 from course_lib.exercises.ask import ask
 from course_lib.exercises.judge import judge, same
-from course_lib.exercises.judges import published
+from course_lib.exercises.judges import ex04_clusters, published
 from course_lib.exercises.notebook_cells import question_tags, read_notebook
 from course_lib.exercises.verdict import Verdict
 from course_lib.staff import new_exercises
@@ -271,6 +271,16 @@ def assert_recognised(question, mistake, answers, seed) -> Verdict:
     assert verdict.mistake == mistake.name, verdict.message
     assert verdict.hints == (mistake.what, mistake.where)
     return verdict
+
+
+@pytest.mark.parametrize("seed", [0, 19, 21])  # where the rows differ by as much as Keras' first numbers may
+def test_rows_in_another_order_are_not_called_first_numbers(seed):
+    settings = ex04_clusters.probes.visits(seed)
+    right = ex04_clusters._table_after(settings, settings["batches"])
+    counted = {"counted": ex04_clusters.probes.UPDATES}
+    assert not ex04_clusters._not_zeros({"table": np.concatenate([right[::2], right[1::2]]).tolist(), **counted}, seed)
+    first = np.random.default_rng(seed).uniform(-0.05, 0.05, right.shape)
+    assert ex04_clusters._not_zeros({"table": (right + first).tolist(), **counted}, seed)
 
 
 def test_published_answers_are_what_generation_gives():

@@ -11,8 +11,8 @@ BRIGHTNESSES = (2000.0, 3450.0, 4000.0)  # added to q4's values, whose spread st
 
 
 def batches(seed: int) -> list[tuple[int, int]]:
-    """(global_batch, replicas) pairs: tiny ones, two with idle replicas; four uneven ones, an even one; a million,
-    and on thousands.
+    """(global_batch, replicas) pairs: tiny ones, two with idle replicas; four uneven ones, an even one; a million;
+    thousands of replicas.
     """
     rng = np.random.default_rng(seed)
     uneven = [_uneven_batch(rng) for _ in range(4)]
