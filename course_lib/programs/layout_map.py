@@ -42,7 +42,7 @@ shape = (jax.device_count() // arguments.model_axis, arguments.model_axis)
 mesh = keras.distribution.DeviceMesh(shape, ["data", "model"], keras.distribution.list_devices())
 layout_map = keras.distribution.LayoutMap(mesh)
 data_axis = "data" if arguments.fsdp else None
-# A pair of layers: the first by columns, the second by rows, and between them nothing is sent. A key is a regular
+# A pair of layers: the first by columns, the second by rows, and between them no activation is sent. A key is a regular
 # expression for the whole of a variable's path; what no key matches is held whole by every device.
 layout_map[".*hidden/kernel"] = (data_axis, "model")
 layout_map[".*hidden/bias"] = ("model",)

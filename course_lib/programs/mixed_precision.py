@@ -21,7 +21,7 @@ parser.add_argument("--data", required=True, help=".npz with x (rows, 8, 8, 1) a
 parser.add_argument("--folder", required=True, help="where checkpoints and model.keras go")
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--global-batch", type=int, default=64, help="rows of all replicas together")
-policies = ["mixed_bfloat16", "mixed_float16", "float32"]  # bfloat16 from the A100 on and on TPUs, float16 before
+policies = ["mixed_bfloat16", "mixed_float16", "float32"]  # bfloat16 from the A100 on and TPUs, float16 on V100, T4
 parser.add_argument("--policy", choices=policies, default="mixed_bfloat16")
 parser.add_argument("--save-steps", type=int, default=10, help="steps between two checkpoints")
 parser.add_argument("--cpus", type=int, help="devices to make of the CPU, in place of GPUs")
@@ -43,7 +43,7 @@ keras.config.set_dtype_policy(arguments.policy)  # before the model is made
 
 
 def new_model():
-    """Yours goes here; its outputs are float32, so that the loss is."""
+    """Yours goes here; its last layer computes in float32, and rounds no logits."""
     layers = [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(64, "relu")]
     return keras.Sequential([*layers, keras.layers.Dense(10, dtype="float32")])
 
