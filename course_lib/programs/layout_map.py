@@ -26,9 +26,7 @@ parser.add_argument("--folder", required=True, help="where the checkpoint and mo
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--global-batch", type=int, default=64, help="rows of all devices together")
 parser.add_argument("--model-axis", type=int, default=1, help="devices that share a layer; it divides their number")
-parser.add_argument(
-    "--fsdp", action="store_true", help="cut the large kernels and their optimizer state over data as well"
-)
+parser.add_argument("--fsdp", action="store_true", help="cut large kernels and their optimizer state over data, too")
 parser.add_argument("--cpus", type=int, help="devices to make of the CPU, in place of GPUs or TPUs")
 arguments = parser.parse_args()
 os.makedirs(arguments.folder, exist_ok=True)  # now, and not when there is a model to lose
