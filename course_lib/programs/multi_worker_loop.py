@@ -67,7 +67,7 @@ def batches(epoch, first):
 keras.utils.set_random_seed(0)
 with strategy.scope():
     model, optimizer = new_model(), keras.optimizers.Adam(1e-3)
-    optimizer.build(model.trainable_variables)  # with several GPUs in a process the step can't (Keras issue 23085)
+    optimizer.build(model.trainable_variables)  # a restore needs it, and several GPUs (Keras issue 23085)
 per_row = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
 
