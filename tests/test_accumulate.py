@@ -119,6 +119,15 @@ def test_a_group_by_hand():
         assert int(optimizer.iterations) == 2
 
 
+def test_an_inner_optimizer_of_ones_own_is_read_back_by_its_name():
+    class Own(keras.optimizers.SGD):
+        pass
+
+    kept = accumulate.Accumulating(Own(0.1), 2).get_config()
+    again = accumulate.Accumulating.from_config(kept, custom_objects={"Own": Own})
+    assert type(again.inner_optimizer) is Own and again.micro_batches == 2
+
+
 def test_settings_are_the_inner_optimizers():
     inner = keras.optimizers.LossScaleOptimizer(keras.optimizers.AdamW(0.5, weight_decay=0.1))
     optimizer = accumulate.Accumulating(inner, 2, name="mine")
