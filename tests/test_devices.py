@@ -32,6 +32,19 @@ def test_tensorflow_devices_hold_their_own_tensors():
     assert len(places) == 4
 
 
+def test_a_copy_between_simulated_devices_shares_the_bytes():
+    """As lesson 00 says of the network; an array that is computed has bytes of its own."""
+    import tensorflow as tf
+
+    place = lambda tensor: tensor._numpy_internal().__array_interface__["data"][0]  # noqa: E731
+    with tf.device("CPU:0"):
+        first = tf.ones((1000,))
+        computed = first + 0.0
+    with tf.device("CPU:1"):
+        copied = tf.identity(first)
+    assert copied.device.endswith("CPU:1") and place(copied) == place(first) != place(computed)
+
+
 def test_too_late_names_the_numbers_and_the_remedy():
     with pytest.raises(CourseError, match=r"already started with 4 device\(s\), so simulate\(8\).*restart the kernel"):
         devices.simulate(8)

@@ -309,3 +309,22 @@ def test_an_uncut_variable_is_its_own_part():
     assert parameter_server.parts([variable]) == [variable]
     (shard,) = parameter_server.shards(variable)
     assert (shard.shape, shard.size_bytes) == ((2, 3), 24)
+
+
+@pytest.mark.parametrize(
+    "optimizer, by_rows",
+    [(keras.optimizers.SGD(0.1), True), (keras.optimizers.SGD(0.1, 0.9), False), (keras.optimizers.Adam(), False)],
+)
+def test_keras_changes_the_rows_of_a_table_alone_for_sgd_without_momentum(optimizer, by_rows):
+    """As lesson 04 says: all others write the whole table."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Embedding(50, 4)])
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x) ** 2)
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+
+    graph = step.get_concrete_function(tf.constant([[1, 2, 3]])).graph
+    assert ("ResourceScatterSub" in {operation.type for operation in graph.get_operations()}) == by_rows

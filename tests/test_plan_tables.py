@@ -350,6 +350,13 @@ def test_the_samples_of_a_table_by_hand():
     }
 
 
+def test_some_published_runs_took_up_to_2_7_times_as_long_as_planned():
+    """As lesson 10b says: the fit is no bound."""
+    predicted, fit = calibrate.PREDICTED["time"], planner.fitted()
+    ratios = [one.measured / predicted(one.run, fit) for one in calibrate.published()["time"]]
+    assert round(max(ratios), 1) == 2.7
+
+
 def test_no_source_gives_the_fit_more_than_sixty_rows():
     many, few = (
         [calibrate.Sample(name, None, n) for n in range(count)] for name, count in (("many", 130), ("few", 60))

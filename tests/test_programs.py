@@ -29,6 +29,18 @@ each_program = pytest.mark.parametrize("name", programs.NAMES)
 ROWS = 8 * 64
 OURS = ("TF_CONFIG", "KERAS_BACKEND", "PYTHONUNBUFFERED")  # the last hides lines that a program never wrote out
 # Blocks the course, and runs the file that stands in the folder.
+ROWS_OF_TWO = """
+import argparse, random
+import keras, numpy as np, tensorflow as tf
+arguments = argparse.Namespace(data="data.npz", batch=32)
+{seeding}
+{function}
+graph = tf.function(lambda: rows_of_a_worker()._variant_tensor).get_concrete_function()
+spec = rows_of_a_worker().element_spec
+made = [tf.data.experimental.from_variant(graph(), spec) for _ in range(2)]
+one, other = (next(iter(rows))[1].numpy().tolist() for rows in made)
+print(one == other)
+"""
 PLAIN = "import runpy, sys; sys.modules['course_lib'] = None; runpy.run_path('train.py', run_name='__main__')"
 # The same rows and first weights, with whatever Keras' fit does on one device. Arguments: kind, output, epochs, policy.
 REFERENCE = """
@@ -351,14 +363,7 @@ def test_workers_of_a_parameter_server_take_rows_in_orders_of_their_own(place):
     here, text = place("parameter-server"), programs.text("parameter-server")
     seeding = re.search(r"^.*seed\(0\).*$", text, re.MULTILINE)[0]
     function = re.search(r"^def rows_of_a_worker.*?(?=^\S)", text.partition(seeding)[2], re.MULTILINE | re.DOTALL)[0]
-    code = "import random, argparse, keras, numpy as np, tensorflow as tf\n"
-    code += "arguments = argparse.Namespace(data='data.npz', batch=32)\n"
-    code += f"{seeding}\n{function}\n"
-    code += "graph = tf.function(lambda: rows_of_a_worker()._variant_tensor).get_concrete_function()\n"
-    code += "spec = rows_of_a_worker().element_spec\n"
-    code += "made = [tf.data.experimental.from_variant(graph(), spec) for _ in range(2)]\n"
-    code += "one, other = (next(iter(rows))[1].numpy().tolist() for rows in made)\n"
-    code += "print(one == other)"
+    code = ROWS_OF_TWO.format(seeding=seeding, function=function)
     done = subprocess.run([sys.executable, "-c", code], cwd=here.folder, capture_output=True, text=True, timeout=120)
     assert done.stdout == "False\n", done.stderr
 

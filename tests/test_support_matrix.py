@@ -169,7 +169,7 @@ def attempt(strategy: str, group: list[Case], limit_seconds: float) -> dict[Case
         runs = [report.values["runs"] for report in own if "runs" in report.values]
         begun = case if own else begun
         if errors:
-            found[case] = Verdict("raises", error=f"{errors[0]['error']}: {telling_line(errors[0]['message'])}")
+            found[case] = Verdict("raises", error=f"{errors[0]['error']}: {quoted(errors[0]['message'])}")
         elif len(runs) == len(job.programs):
             found[case] = runs
     if end and not raised and begun not in found:
@@ -185,7 +185,7 @@ FRAMES = re.compile(
 )
 
 
-def telling_line(message: str) -> str:
+def quoted(message: str) -> str:
     """The line that says what happened: TensorFlow and Keras put call stacks around it."""
     lines = [line.strip() for line in re.sub(r"\x1b\[\d+m", "", message).splitlines() if line.strip()]
     if lines and FRAMES.match(lines[0]):
@@ -350,7 +350,7 @@ def test_a_stack_and_its_page_are_read_as_written(tmp_path):
     ],
 )
 def test_an_error_is_quoted_without_its_frames(message, line):
-    assert telling_line(message) == line
+    assert quoted(message) == line
 
 
 def test_a_difference_is_neither_rounding_nor_nan():

@@ -24,11 +24,9 @@ def _optimizer_replicated(answers, seed):
         return "the optimizer has no momentum variables yet"
     held = _replicated(answers["optimizer_copies"], "an optimizer variable", answers["replicas"])
     fits = answers["optimizer_fits"] or min(answers["model_copies"]) < answers["replicas"]  # else it was not tried
-    return (
-        held
-        if fits or held is not True
-        else "it is built, and not for the trainable weights of the model that you return"
-    )
+    if held is True and not fits:
+        return "it is built, and not for the trainable weights of the model that you return"
+    return held
 
 
 def _full(answers, seed):
