@@ -91,7 +91,10 @@ def assert_equal(one, other):
 
 
 def test_keras_on_jax_still_loses_batches_of_two_workers():
-    """As lesson 05 says: the first epoch has the first of ten batches last; of forty it has eleven twice."""
+    """As lesson 05 says: the first epoch has ten batches in another order; of forty it has some twice, some never.
+
+    Which ones depends on how far the threads were when `fit` drops its first iterator.
+    """
     found = python("""
 from course_lib import devices
 devices.simulate(1, "jax")
@@ -122,8 +125,8 @@ for number in (10, 40):
     print(seen)
 """)
     ten, forty = (json.loads(line) for line in found.splitlines() if line.startswith("["))
-    assert ten == [*range(1, 10), 0]
-    assert forty == [*range(1, 12), *range(29)]
+    assert ten != [*range(10)] and sorted(ten) == [*range(10)]
+    assert len(forty) == 40 and len({*forty}) < 40
 
 
 def test_accumulated_micro_batches_equal_the_big_batch_on_jax():
