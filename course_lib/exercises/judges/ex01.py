@@ -446,6 +446,8 @@ def _no_python(run, steps_per_call, batches):
         return f"its Python lines ran {second - first} times in the second call"
     if again := run["runs_with_another"]:
         return f"its Python lines ran {again} times in a third call, with another iterator of the data set"
+    if run["back"]:
+        return "your graph calls Python (tf.py_function or tf.numpy_function) while it runs"
     pulled = run["pulled_by_python"]
     return f"in two calls of {steps_per_call} steps Python pulled {pulled} batches" if pulled else None
 
@@ -514,6 +516,7 @@ MULTI_STEP = question(
                 **dict.fromkeys(("steps", "python_runs"), (forms.size,) * 2),
                 "dtypes": (forms.text,) * 2,
                 **dict.fromkeys(("batches_left", "pulled_by_python", "runs_with_another"), forms.size),
+                "back": forms.flag,
             }
         ],
         "grown": forms.size,
@@ -533,6 +536,7 @@ MULTI_STEP = question(
         ),
     ),
     recognise={
+        "back to Python": _every_run(lambda run, asked: run["back"]),
         "pulled by Python": _every_run(
             lambda run, asked: run["pulled_by_python"] == 2 * asked and run["python_runs"][0] == run["python_runs"][1]
         ),

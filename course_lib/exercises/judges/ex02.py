@@ -379,7 +379,7 @@ def _on_all_replicas(answers, seed):
 
 def _logits(answers, seed):
     shape, classes = answers["output_shape"], answers["classes"]
-    if len(shape) != 1 or shape[0] < classes:
+    if list(shape) != [classes]:
         return f"yours have the shape ({', '.join(map(str, shape))}) for each example, and there are {classes} classes"
     if answers["probabilities"]:
         return "yours add up to 1 in every row and none is negative: these are probabilities"

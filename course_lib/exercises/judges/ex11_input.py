@@ -33,6 +33,7 @@ def _epochs(answers, seed):
             yield case, training, epoch
     for _, epoch in zip(probes.later_epochs(seed), answers["later"], strict=True):
         yield probes.drawn_input(seed), True, epoch
+    yield probes.drawn_input(seed), True, answers["others"]
 
 
 def _setting(case, training=True):
@@ -44,6 +45,8 @@ def _every_row_once(answers, seed):
     for case, training, epoch in _epochs(answers, seed):
         seen, setting = Counter(_rows_of(epoch)), _setting(case, training)
         if strange := [row for row in seen if not 0 <= row < case["rows"]]:
+            if epoch is answers["others"]:
+                return f"{setting}: given other images, you return those of an earlier call"
             return f"{setting}: there is no row {strange[0]}"
         if missing := case["rows"] - len(seen):
             return f"{setting}: {missing} of the rows reach no replica"
@@ -300,6 +303,7 @@ INPUT = question(
         "later": [_EPOCH],
         "elsewhere": (_EPOCH,) * len(probes.ELSEWHERE),
         "long_shared": forms.size,
+        "others": _EPOCH,
     },
     targets=(
         Target("in every epoch each row reaches exactly one replica, the last ones included", _every_row_once),

@@ -111,12 +111,24 @@ def probe_multi_step(names, seed):
     how often the step's Python runs in a third call, with another iterator.
 
     `grown` counts the operations that the graph of about 100 steps has more than that of 2; `python_grows` says whether
-    Python itself starts more operations or graphs in a call of about 100 steps than in one of 2.
+    Python itself starts more operations or graphs in a call of about 100 steps than in one of 2, and a run's `back`
+    whether its graphs call Python.
     """
     runs = [_two_calls(names["make_multi_step"], *case) for case in batches_of_numbers(seed)]
     few, many, *_ = (run.pop("operations") for run in runs)
     started_by_few, started_by_many, *_ = (run.pop("started") for run in runs)
     return {"runs": runs, "grown": max(0, many - few), "python_grows": started_by_many > started_by_few}
+
+
+def _functions() -> dict[str, object]:
+    """The graphs that TensorFlow has as functions now, by name."""
+    from tensorflow.python.eager.context import context
+
+    return {name: context().get_function_def(name) for name in context().list_function_names()}
+
+
+def _calls_python(functions) -> bool:
+    return any("PyFunc" in node.op for function in functions for node in function.node_def)
 
 
 @contextlib.contextmanager
@@ -167,7 +179,7 @@ def _two_calls(make_multi_step, steps_per_call, batches):
             pulled.extend([1] * tf.executing_eagerly())
             return super().get_next()
 
-    iterator = Counting(dataset)
+    iterator, before = Counting(dataset), _functions()
     multi_step = make_multi_step(step, steps_per_call)
     seen = []
     for _ in range(2):
@@ -175,6 +187,7 @@ def _two_calls(make_multi_step, steps_per_call, batches):
         dtype = loss.dtype.name if tf.is_tensor(loss) else ""
         seen.append([float(loss), dtype, int(steps), float(total), len(python_runs)])
     in_python, left = len(pulled), sum(1 for _ in iterator)
+    back = _calls_python(function for name, function in _functions().items() if name not in before)
     another = Counting(dataset)
     with _started_by_python() as started:  # only now: at the first call a class grader looks whether all is as it was
         multi_step(another)
@@ -184,6 +197,7 @@ def _two_calls(make_multi_step, steps_per_call, batches):
         "batches_left": left,
         "pulled_by_python": in_python,
         "runs_with_another": len(python_runs) - seen[-1][-1],
+        "back": back,
         "started": len(started),
         "operations": sum(len(graph.get_operations()) for graph in graphs),
     }

@@ -47,11 +47,11 @@ def measure_step(big_step, micro_batch, rows, seed):
     Returns  bytes: of the "gradients", and the peaks of a plain step on "one" micro-batch (in a graph, of a loop over
              two) and of "yours"; "off": how far the weights' change is from that of the right gradient, and of wrong
              ones; "updates"; the "loss" returned, "losses", those of the micro-batches, and "later_loss", of all rows
-             with the weights that the step left; "repeated_off": how far the change of a second such step is from
-             that of the first; "passes" through the loss: [name, rows or 0 if a graph doesn't know them, inside a
-             graph, the forward pass's number]; "most_rows" that the model got at once, and "small_rows", those in
-             calls of 6 rows and of SMALL's; "turns": as many turns of its loop may a graph compute at once, 0 without
-             a loop in a graph; "in_one_graph": the most calls of the loss in one graph
+             with the weights that the step left; "repeated_off": how far the change by a second step of one optimizer
+             without momentum is from that of its first; "passes" through the loss: [name, rows or 0 if a graph doesn't
+             know them, inside a graph, the forward pass's number]; "most_rows" that the model got at once, and
+             "small_rows", those in calls of 6 rows and of SMALL's; "turns": as many turns of its loop may a graph
+             compute at once, 0 without a loop in a graph; "in_one_graph": the most calls of the loss in one graph
     """
     bench = _Bench(micro_batch, rows, seed)
     bench.plain_step(bench.x[:2], bench.y[:2])  # what only a first step needs
@@ -67,10 +67,7 @@ def measure_step(big_step, micro_batch, rows, seed):
     return {
         **yours,
         "bytes": peak_bytes,
-        "off": {
-            name: float(np.linalg.norm(change + FIRST_STEP * gradient) / np.linalg.norm(FIRST_STEP * gradient))
-            for name, gradient in wanted.items()
-        },
+        "off": {name: _off(change, -FIRST_STEP * gradient) for name, gradient in wanted.items()},
         "losses": losses,
     }
 
@@ -117,10 +114,10 @@ class _Bench:
 
         return tf.reduce_mean(tf.reduce_sum((logits - tf.one_hot(y, 10)) ** 2, axis=1))
 
-    def new_optimizer(self):
+    def new_optimizer(self, momentum=MOMENTUM):
         import keras
 
-        optimizer = keras.optimizers.SGD(LARGE_RATE, momentum=MOMENTUM, nesterov=True)
+        optimizer = keras.optimizers.SGD(LARGE_RATE, momentum=momentum, nesterov=momentum > 0)
         optimizer.build(self.model.trainable_variables)
         return optimizer
 
@@ -187,10 +184,12 @@ class _Bench:
                 f"with {exact} rows and micro_batch={exact // 3} the loss or a weight is not finite; "
                 f"is one of your micro-batches empty?"
             )
-        self.model.set_weights(self.first)
-        x, y = self.x[: SMALL["rows"]], self.y[: SMALL["rows"]]
-        if big_step(self.model, self.new_optimizer(), loss, x, y, SMALL["micro_batch"]) is None:
-            raise CourseError("big_step returned nothing: return the mean loss over all rows.")
+        x, y, optimizer = self.x[: SMALL["rows"]], self.y[: SMALL["rows"]], self.new_optimizer(momentum=0.0)
+        for _ in range(2):
+            self.model.set_weights(self.first)
+            if big_step(self.model, optimizer, loss, x, y, SMALL["micro_batch"]) is None:
+                raise CourseError("big_step returned nothing: return the mean loss over all rows.")
+            changes.append(self.change())
         small_rows = self.rows.most()
         self.rows.start()
         with Outside() as outside:
@@ -200,11 +199,11 @@ class _Bench:
                 passes.clear()
                 returned.clear()
                 peaks.append(outside.peak_bytes(step))
-                changes.append(self.change())
                 seen = [*passes] or seen  # a graph that is kept is traced once
         most_rows = self.rows.most()
         later_losses = [float(self.loss(y, self.model(x))) for x, y in self.parts]
         return {
+            "change": self.change(),
             "peak_bytes": min(peaks),
             "loss": returned[0],
             "passes": seen,
@@ -213,8 +212,7 @@ class _Bench:
             "turns": max(map(_turns_at_once, graphs), default=0),
             "in_one_graph": max(map(graphs.count, graphs), default=0),
             "updates": int(optimizer.iterations.numpy()),
-            "change": changes[1],
-            "repeated_off": float(np.linalg.norm(changes[1] - changes[0]) / np.linalg.norm(changes[0])),
+            "repeated_off": _off(*changes),
             "later_loss": float(np.average(later_losses, weights=[len(y) for _, y in self.parts])),
         }
 
@@ -237,6 +235,10 @@ class _Bench:
         computed = [self.gradients(*part) for part in self.parts]
         losses = [float(loss) for loss, _ in computed]
         return losses, [np.concatenate([np.ravel(one) for one in gradients]) for _, gradients in computed]
+
+
+def _off(change, wanted) -> float:
+    return float(np.linalg.norm(change - wanted) / np.linalg.norm(wanted))
 
 
 def _turns_at_once(graph) -> int:

@@ -17,6 +17,7 @@ from course_lib.exercises.probes.state import copies_of
 EPOCHS = ((0, True), (1, True), (0, True), (0, False))  # of q1: (epoch, training), one of them asked for again
 ELSEWHERE = (5, 1, 0)  # epochs that q1's drawn case is asked for in other processes
 MARK = 0.5  # what q1's augmentation adds to every pixel
+OTHER_IMAGES = 10_000  # the first one's number, where as many images as before are others
 
 
 # q1: a replica's input
@@ -55,7 +56,7 @@ def probe_batches(names, seed):
     """Who saw which rows in each case's epochs, with which keys they were augmented, and whether labels fit.
 
     `elsewhere` are epochs as replicas see them that are processes of their own, begun with another epoch; `long_shared`
-    counts the local batches of two long epochs whose key was used before.
+    counts the local batches of two long epochs whose key was used before; `others` is epoch 0 of as many other images.
     """
     elsewhere = memory_of(names["replica_batches"])
     replica_batches, drawn = alike_in_processes(names["replica_batches"]), drawn_input(seed)
@@ -64,6 +65,7 @@ def probe_batches(names, seed):
         "later": [_one_epoch(replica_batches, drawn, epoch, True) for epoch in later_epochs(seed)],
         "elsewhere": _in_other_processes(replica_batches, elsewhere, drawn),
         "long_shared": _shared_keys(replica_batches),
+        "others": _one_epoch(replica_batches, drawn, 0, True, OTHER_IMAGES),
     }
 
 
@@ -73,8 +75,9 @@ def _shared_keys(replica_batches):
     return len(keys) - len({*keys})
 
 
-def _one_epoch(replica_batches, case, epoch, training):
-    return _together([_seen(replica_batches, case, replica, epoch, training) for replica in range(case["replicas"])])
+def _one_epoch(replica_batches, case, epoch, training, first=0):
+    replicas = range(case["replicas"])
+    return _together([_seen(replica_batches, case, replica, epoch, training, first) for replica in replicas])
 
 
 def _in_other_processes(replica_batches, elsewhere, case):
@@ -92,9 +95,9 @@ def _in_other_processes(replica_batches, elsewhere, case):
     return [_together(of_epoch) for of_epoch in zip(*replicas)]
 
 
-def _seen(replica_batches, case, replica, epoch, training):
-    """One replica's epoch: its rows, keys and labels."""
-    ids, keys = np.arange(case["rows"]), []
+def _seen(replica_batches, case, replica, epoch, training, first=0):
+    """One replica's epoch: its rows, counted from the first one's number, its keys, and whether the labels fit."""
+    ids, keys = first + np.arange(case["rows"]), []
     images = np.ones((case["rows"], 2, 2, 1), "float32") * ids[:, None, None, None]
 
     def augment(local_images, key):
@@ -106,7 +109,7 @@ def _seen(replica_batches, case, replica, epoch, training):
     pairs = [(np.asarray(x), np.asarray(y)) for x, y in steps]
     rows = [np.floor(x[:, 0, 0, 0]).astype(int) for x, _ in pairs]
     return {
-        "rows": rows,
+        "rows": [seen - first for seen in rows],
         "keys": keys,
         "labels_fit": all(np.array_equal(3 * seen, y) for seen, (_, y) in zip(rows, pairs)),
         "kept": np.array_equal(given, images) and np.array_equal(labels, 3 * ids),
