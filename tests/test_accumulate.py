@@ -284,6 +284,11 @@ def test_refusals(two):
     of_rows = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
     summed.compile(accumulate.Accumulating("sgd", 2), of_rows)
     assert refused(lambda: summed.fit(batches(GROUP), verbose=0)).startswith("ExactGroups weights every row alike")
+    padded = keras.Input((3,))
+    masked = Model(padded, keras.layers.Embedding(5, 2, mask_zero=True)(padded))
+    masked.compile(accumulate.Accumulating("sgd", 2), "mse")
+    refusal = refused(lambda: masked.fit(np.ones((4, 3)), np.ones((4, 3, 2)), verbose=0))
+    assert "a mean over the tokens that its mask leaves" in refusal
     for scale in (keras.optimizers.LossScaleOptimizer, training.AgreeingLossScale):
         assert "put it inside" in refused(lambda scale=scale: scale(accumulate.Accumulating("sgd", 2)))
     half = keras.Model(model.inputs, model.outputs)

@@ -87,6 +87,14 @@ def _figures_are(part, wrong):
     return recognise
 
 
+def _whole_bytes(answers, seed):
+    right = _plan_is("sent_bytes", 1)(answers, seed)
+    for case, got in zip(probes.trainings(seed), answers["slices"], strict=True):
+        if right is True and got["sent_bytes"] % 1:
+            return f"{_case_words(case)} on {_chips_words(got)}: yours is {got['sent_bytes']:,}, which is not rounded"
+    return right
+
+
 def _rows_are(wrong):
     """Recognise right bytes, and wrong(case) as the rows of every slice with more than one chip."""
 
@@ -171,7 +179,7 @@ SLICES = question(
     probe=probes.probe_slices,
     form={"slices": [_SLICE | {str: forms.anything}]},
     targets=(
-        Target("the bytes that each chip sends for the gradients, to the byte", _plan_is("sent_bytes", 1)),
+        Target("the bytes that each chip sends for the gradients, to the byte", _whole_bytes),
         Target("the fewest rows on a chip that hide the sending", _plan_is("chip_batch", 0)),
         Target("the largest slice whose global batch is allowed", _most_chips),
     ),

@@ -30,21 +30,22 @@ class Durations:
 
 
 def stopwatches(seed: int) -> list[Durations]:
-    """A tiny one, a drawn one, and one with an even number of repeats and no warm-up."""
+    """A tiny one, a drawn one, and one without warm-up whose repeats are of an even number, two in five very slow."""
     tiny = Durations(np.full(8, 0.5), np.array([20, 7, 6, 2, 16, 4, 3, 5]) - 0.5, warmup=3, clock_start=90_000.0)
     rng = np.random.default_rng(seed)
-    drawn = _durations(rng, int(rng.integers(2, 6)), int(rng.integers(15, 30)))
-    return [tiny, drawn, _durations(rng, 0, 2 * int(rng.integers(7, 12)))]
+    drawn = _durations(rng, int(rng.integers(2, 6)), int(rng.integers(15, 30)), slow=3)
+    even = 2 * int(rng.integers(7, 12))
+    return [tiny, drawn, _durations(rng, 0, even, slow=2 * even // 5)]
 
 
-def _durations(rng: np.random.Generator, warmup: int, repeats: int) -> Durations:
-    """A slow first call, a slowish warm-up, then a steady state with a few very slow calls.
+def _durations(rng: np.random.Generator, warmup: int, repeats: int, slow: int) -> Durations:
+    """A slow first call, a slowish warm-up, then a steady state with some very slow calls.
 
     The first repeat is the fastest, so that work that is left over from the warm-up shows in it.
     """
     compute = rng.uniform(0.8, 1.2, warmup + repeats) * 0.01
     compute[:warmup] *= rng.uniform(2, 4, warmup)
-    compute[warmup + 1 + rng.choice(repeats - 1, 3, replace=False)] *= rng.uniform(10, 30)
+    compute[warmup + 1 + rng.choice(repeats - 1, slow, replace=False)] *= rng.uniform(10, 30)
     compute[warmup] = 0.007
     if warmup:
         compute[0] = rng.uniform(1, 2)
