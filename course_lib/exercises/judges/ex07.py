@@ -401,10 +401,15 @@ def _idle(over):
 
 
 def _matched_by(matches, own_first=True):
-    """Recognise keys that are matched in another way. A key with too few axes may leave out a shape's other sizes."""
+    """Recognise keys that are matched in another way, on more than one device.
+
+    A key with too few axes may leave out a shape's other sizes.
+    """
 
     def recognise(answers, seed):
         for case, held, named in zip(probes.layouts(seed), answers["held"], answers["idle"], strict=True):
+            if max(case["mesh"].values()) == 1:
+                continue
             wanted, idle = _covered(**case, matches=matches, own_first=own_first)
             if held.keys() != wanted.keys() or set(named) != idle:
                 return False

@@ -5,6 +5,7 @@ Needs NumPy; mistakes that a check runs need TensorFlow.
 
 import fractions
 import functools
+import itertools
 import math
 import re
 
@@ -207,10 +208,11 @@ def _last_or_full(number, count, k, last):
 
 
 class _Linear:
-    """A linear model with one of q2's optimizers, in NumPy: Keras' own formulas, and Adam's defaults."""
+    """A linear model with one of q2's optimizers, in NumPy, by Keras' own formulas."""
 
-    def __init__(self, weights, optimizer, rate):
+    def __init__(self, weights, optimizer, rate, momentum, beta_1):
         self.weights, self.optimizer, self.rate = weights.astype("float64"), optimizer, rate
+        self.momentum, self.beta_1 = momentum if optimizer == "momentum" else 0, beta_1
         self.first, self.second, self.steps = 0.0, 0.0, 0
 
     def gradient_of(self, x, y):
@@ -219,13 +221,12 @@ class _Linear:
     def apply(self, gradient):
         if self.optimizer == "Adam":
             self.steps += 1
-            self.first = 0.9 * self.first + 0.1 * gradient
+            self.first = self.beta_1 * self.first + (1 - self.beta_1) * gradient
             self.second = 0.999 * self.second + 0.001 * gradient**2
-            rate = self.rate * math.sqrt(1 - 0.999**self.steps) / (1 - 0.9**self.steps)
+            rate = self.rate * math.sqrt(1 - 0.999**self.steps) / (1 - self.beta_1**self.steps)
             self.weights = self.weights - rate * self.first / (np.sqrt(self.second) + 1e-7)
         else:
-            momentum = probes.MOMENTUM if self.optimizer == "momentum" else 0
-            self.first = momentum * self.first - self.rate * gradient
+            self.first = self.momentum * self.first - self.rate * gradient
             self.weights = self.weights + self.first
 
 
@@ -238,7 +239,8 @@ def _weights_after(
     added=True,
     faster=False,
     more=False,
-    plain=False,
+    momentum=probes.MOMENTUM,
+    beta_1=probes.MOMENTUM,
     counted=False,
 ):
     """The weights after one of q2's runs, kernel and bias as a vector.
@@ -250,12 +252,12 @@ def _weights_after(
     added    a group's gradients are added up; else its last one is alone
     faster   the learning rate is multiplied by k
     more     the optimizer gets zeros at the end, where the last group is full
-    plain    there is no momentum
+    momentum, beta_1  SGD's, Adam's
     counted  the optimizer counts the other micro-batches as updates, too
     """
     optimizer, first, micro_batches, k = run
-    optimizer = "plain SGD" if plain and optimizer == "momentum" else optimizer
-    model = _Linear(np.concatenate([first[0][:, 0], first[1]]), optimizer, probes.RATE * (k if faster else 1))
+    rate = probes.RATE * (k if faster else 1)
+    model = _Linear(np.concatenate([first[0][:, 0], first[1]]), optimizer, rate, momentum, beta_1)
     total, count, summed = 0.0, 0, 0
     for number, (x, y) in enumerate(micro_batches, 1):
         gradient = model.gradient_of(np.hstack([x, np.ones_like(y)]), y[:, 0])
@@ -375,7 +377,11 @@ LOOPS = question(
             *probes.LOOPS, due=lambda number, count, k, last: number == last or (count >= k and last - number >= k)
         ),
         "update from nothing": _ran_as(*probes.LOOPS, more=True),
-        "without the momentum": _ran_as(*probes.LOOPS, plain=True),
+        "other settings": lambda answers, seed: any(
+            _ran_as(*probes.LOOPS, momentum=momentum, beta_1=beta_1)(answers, seed)
+            for momentum, beta_1 in itertools.product((0, 0.9, probes.MOMENTUM), (0.9, probes.MOMENTUM))
+            if (momentum, beta_1) != (probes.MOMENTUM, probes.MOMENTUM)
+        ),
         "micro-batches counted by Adam": _ran_as(*probes.LOOPS, counted=True),
         "bias left out": _never_changes_the_bias,
         "weights put back": _right_with_plain_sgd_alone(lambda micro_batches: micro_batches),

@@ -140,10 +140,11 @@ def probe_row_parallel(names, seed):
 
 
 def layouts(seed: int) -> list[dict[str, object]]:
-    """q3's cases: variables' shapes by path, a layout with good and idle keys, and a mesh."""
+    """q3's cases: variables' shapes by path, a layout with good and idle keys, and a mesh; the last is one device."""
     rng = np.random.default_rng(seed)
     meshes = {"data": 2, "model": 4, "expert": 1}, {"rows": 2, "columns": 2, "experts": 1}
-    return [_layout(rng, mesh, other) for other, mesh in enumerate(meshes, 1)]
+    cases = [_layout(rng, mesh, other) for other, mesh in enumerate(meshes, 1)]
+    return [*cases, {**cases[0], "mesh": dict.fromkeys(meshes[0], 1)}]
 
 
 def _layout(rng: np.random.Generator, mesh: dict[str, int], other: int) -> dict[str, object]:
@@ -230,7 +231,7 @@ def buffers(seed: int) -> list[dict[str, object]]:
     """
     rng = np.random.default_rng(seed)
     cases = [
-        {"layers": [(3, True), (5, True), (4, True), (7, False)], "devices": 2, "stage": stage} for stage in range(4)
+        {"layers": [(3, True), (5, True), (5, True), (7, False)], "devices": 2, "stage": stage} for stage in range(4)
     ]
     for stage, scale in ((0, 1), (1, 1), (2, 1), (3, 1), (3, 2**20)):
         devices = int(rng.integers(5, 12))

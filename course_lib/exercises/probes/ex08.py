@@ -5,13 +5,14 @@ Needs NumPy; TensorFlow for q2 and q5. The inputs are functions of the seed.
 
 import numpy as np
 
+from course_lib.errors import CourseError
 from course_lib.exercises.probes.cases import ask_or_refused, shuffled
 from course_lib.exercises.probes.counted_sums import counted_sums
 from course_lib.exercises.probes.replicas import local_arrays, mirrored_strategy, on_replicas, per_replica
 
 LOOPS = ("loop_a", "loop_b", "loop_c")  # of q2
 OPTIMIZERS = ("plain SGD", "momentum", "Adam")
-RATE, MOMENTUM = 0.05, 0.9  # of q2's optimizers
+RATE, MOMENTUM = 0.05, 0.8  # of q2's optimizers: not what an optimizer of somebody's own would have
 PLAN_ARGUMENTS = ("global_batch", "replicas", "memory_bytes", "state_bytes", "gradient_bytes", "example_bytes")
 PLAN_ARGUMENTS += ("examples", "epochs", "warmup_examples")
 VARIABLES = (2, 1, 1)  # numbers in each of q5's: a kernel in two parts, and a bias
@@ -72,12 +73,12 @@ def epochs(seed: int) -> list[tuple[str, list[np.ndarray], list[tuple[np.ndarray
     """q2's runs: (optimizer, [kernel (n, 1), bias (1,)], micro-batches (x (rows, n), y (rows, 1)) of equal rows, k).
 
     First small ones by plain SGD, of a full group, of two and a rest, and of a rest alone; then a larger one, whose
-    last group is not full, by every optimizer; then two full groups by those with a state.
+    last group lacks one, by every optimizer; then two full groups by those with a state.
     """
     rng = np.random.default_rng(seed)
     runs = [("plain SGD", *_epoch(rng, 1, 1, count, k)) for count, k in ((2, 2), (5, 2), (1, 3))]
     rows, k = int(rng.integers(5, 9)), int(rng.integers(3, 5))
-    large = _epoch(rng, rows, 3, 2 * k + int(rng.integers(1, k)), k)
+    large = _epoch(rng, rows, 3, 3 * k - 1, k)
     full = _epoch(rng, rows, 3, 2 * k, k)
     return runs + [(optimizer, *large) for optimizer in OPTIMIZERS] + [(one, *full) for one in OPTIMIZERS[1:]]
 
@@ -100,7 +101,7 @@ def probe_loops(names, seed):
     makers = (
         lambda: keras.optimizers.SGD(RATE),
         lambda: keras.optimizers.SGD(RATE, momentum=MOMENTUM),
-        lambda: keras.optimizers.Adam(RATE),
+        lambda: keras.optimizers.Adam(RATE, beta_1=MOMENTUM),
     )
     new_optimizer = dict(zip(OPTIMIZERS, makers))
     answers = {loop: [] for loop in LOOPS}
@@ -231,6 +232,7 @@ def probe_two_replicas(names, seed):
             sums = [*(tf.zeros(variable.shape) for variable in weights), tf.zeros(())]
             for x, y in micro_batches:
                 sums = call("add", sums, _gradients(weights, x, y), tf.cast(tf.shape(x)[0], tf.float32))
+                _require_form(sums, weights)
             gradients = list(call("update", sums, clip_norm))
             returned.append(len(gradients))
             gradients += [0.0] * len(weights)  # what is too few or too many shows in their number
@@ -249,6 +251,15 @@ def probe_two_replicas(names, seed):
     with counted_sums(strategy, lambda numbers: summed[called[0]].append(numbers)):
         weights = local_arrays(strategy, on_replicas(strategy, replica_run)(args=(shards,)))
     return {"weights": weights, "summed": summed, "given": given, "returned": returned}
+
+
+def _require_form(sums, weights) -> None:
+    """Sums are as many, and of the shapes, as at first: a group needs no more memory than they do."""
+    returned = [tuple(one.shape) if hasattr(one, "shape") else type(one).__name__ for one in sums]
+    wanted = [*(tuple(variable.shape) for variable in weights), ()]
+    if returned != wanted:
+        line = f"add was given tensors of the shapes {wanted}, and returned {returned}"
+        raise CourseError(line)
 
 
 def _gradients(weights, x, y):

@@ -71,6 +71,7 @@ def _odd_names(rng) -> Iterator[tuple[SeenTask, SeenTask]]:
         yield _inside([one, other, both]), _inside([both, one, other])
     yield _inside(["", "step"]), _inside(["step", ""])
     yield _inside(["step"]), _inside(["step", ""])
+    yield _inside(["step", "step "]), _inside(["step ", "step"])
     yield _inside(["step", ""]), SeenTask("", "running", True, ("step",), False, "own code")
 
 
