@@ -267,7 +267,10 @@ def _goes_on_after_the_save(answers, seed):
             return f"attempt {attempt} reports {done[-1]} done, and its last group is that of update {end}"
         if done[-1] < end != probes.RUN:
             return f"attempt {attempt} was killed after update {end}, and its last report says {done[-1]}"
-    return done[-1] == probes.RUN or f"the run ends after {done[-1]} of {probes.RUN} updates"
+    if done[-1] != probes.RUN:
+        return f"the run ends after {done[-1]} of {probes.RUN} updates"
+    steps, left = answers["seen"]["scheduled"], probes.RUN - begins[-1]
+    return steps < left + probes.TOGETHER or f"the last attempt schedules {steps} steps, and {left} batches were left"
 
 
 def _in_groups(answers, seed):

@@ -314,14 +314,23 @@ RESUME = question(
 def _on_all_replicas(answers, seed):
     if answers["replicas"] != answers["wanted_replicas"]:
         return f"a weight has {answers['replicas']} of {answers['wanted_replicas']} copies"
-    if not answers["ran_on_replicas"]:
-        return "no step ran on the strategy's replicas"
+    if _few_on_a_replica(answers, seed):
+        fewest = min(answers["gradients"]["other_than_zero"])
+        return f"of {answers['updates']:,} updates a replica has had a part in {fewest:,}, by gradients other than zero"
     differ = "the copies differ" if answers["finite"] else "its numbers are not finite"
     return answers["identical"] or differ
 
 
+def _few_on_a_replica(answers, seed):
+    """Whether some replica's gradients are missing or zero in most updates; a last batch may bring it no row."""
+    return min(answers["gradients"]["other_than_zero"]) < max(1, answers["updates"] / 2)
+
+
 def _within_budget(answers, seed):
-    return answers["updates"] <= BUDGET or f"you take {answers['updates']:,}"
+    updates, changes = answers["updates"], answers["gradients"]["changes"]
+    if max(3 * updates, BUDGET) < changes:  # some methods change the weights twice for an update
+        return f"optimizers of Keras count {updates:,}, and gradients were computed with {changes:,} different weights"
+    return updates <= BUDGET or f"you take {updates:,}"
 
 
 def _reaches_floor(answers, seed):
@@ -340,7 +349,8 @@ RUN = question(
     form={
         "wanted_replicas": forms.replicas,
         "replicas": forms.whole,
-        **dict.fromkeys(("identical", "ran_on_replicas"), forms.flag),
+        "identical": forms.flag,
+        "gradients": {"other_than_zero": [forms.size], "changes": forms.size},
         "updates": forms.size,
         "finite": forms.flag,
         "train_accuracy": forms.share,
@@ -358,11 +368,11 @@ RUN = question(
         "outside the scope": outside_the_scope,
         "not compiled": stopped_by("object has no attribute 'optimizer'"),
         "other images": stopped_by("does not take such images as train is given"),
-        "trained elsewhere": lambda answers, seed: not answers["ran_on_replicas"],
+        "trained elsewhere": _few_on_a_replica,
         "copies differ": lambda answers, seed: (
             answers["replicas"] > 1 and answers["finite"] and not answers["identical"]
         ),
-        "over the budget": lambda answers, seed: answers["updates"] > BUDGET,
+        "over the budget": lambda answers, seed: _within_budget(answers, seed) is not True,
         "diverged": lambda answers, seed: not answers["finite"] or answers["train_accuracy"] < 0.3,
         "learned by heart": _by_heart,
         "hardly trained": lambda answers, seed: answers["updates"] < BUDGET / 4 and answers["test_accuracy"] < FLOOR,

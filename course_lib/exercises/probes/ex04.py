@@ -16,7 +16,7 @@ from course_lib.exercises.probes import ex04_servers, workers
 
 WORKERS = 2  # of q4 and q5: real processes
 UPDATES = 400  # of q4: so many that Keras' counter misses some
-TOGETHER, SAVE_EVERY, RUN = 10, 30, 130  # updates of q5
+TOGETHER, SAVE_EVERY, RUN = 10, 30, 160  # updates of q5
 LISTS = (list, tuple, np.ndarray, array.array)  # of q1: what has a length and can be gone through again
 NOBODY_DIED = "nobody died: call power_cut(done) at the end of each group"
 
@@ -58,7 +58,8 @@ def _record(rng: np.random.Generator, names: tuple[str, ...], applied: int) -> l
 def server_runs(seed: int) -> list[dict[str, object]]:
     """q2's runs: the server's settings, a gradient curvature * (weights - goal), and who does what in turn.
 
-    In the last one a gradient is the weights themselves, as on the notebook's parabola.
+    In the last but one a gradient is the weights themselves, as on the notebook's parabola, and in the last one zero:
+    its updates change nothing, and a gradient is stale none the less.
     """
     rng = np.random.default_rng(seed)
     runs = [
@@ -76,7 +77,8 @@ def server_runs(seed: int) -> list[dict[str, object]]:
         for bound in (0, 1, 2, 24, 1)
     ]
     runs[-1] |= {"curvature": np.ones(3), "goals": np.zeros((3, 3))}
-    return runs
+    still = {**runs[0], "goals": np.tile(runs[0]["settings"]["first_weights"], (3, 1))}
+    return [*runs, still]
 
 
 def visits(seed: int) -> dict[str, object]:
@@ -86,10 +88,10 @@ def visits(seed: int) -> dict[str, object]:
 
 def visits_through(seed: int) -> dict[str, object]:
     """Arguments of q5's program. The server dies three times: when a save is due, before the next attempt's first save,
-    and after a save of an attempt that is not the first.
+    and after saves of a later attempt; the alphabet has the last of them before the others.
     """
     rng = np.random.default_rng(seed)
-    dies_after = rng.choice([[30, 50, 80], [30, 50, 110], [60, 80, 110]]).tolist()
+    dies_after = rng.choice([[30, 50, 130], [30, 50, 140], [60, 80, 130]]).tolist()
     return {**_visits(rng, RUN), "together": TOGETHER, "save_every": SAVE_EVERY, "dies_after": dies_after}
 
 

@@ -12,19 +12,21 @@ def tables_to_cut(seed: int) -> list[tuple[np.ndarray, list[np.ndarray]]]:
     """q3's tables, (rows, width) float32, each with batches of numbers, (n,) int32.
 
     One whose rows 4 devices cannot share evenly: its first batch is one number, which is not its shard's first or last.
-    One of two rows, for 3 devices; one that 2 devices cannot share evenly; one for a single device.
+    One of two rows, for 3 devices; one that 2 devices cannot share evenly; one for a single device; two of whose rows,
+    times devices over rows in float32, the first of a shard comes out below a whole number.
     """
     rng = np.random.default_rng(seed)
     rows = 4 * int(rng.integers(4, 9)) + 2
     table = rng.normal(size=(rows, int(rng.integers(2, 5)))).astype("float32")
     batches = [np.array([rows - 2], "int32"), *(rng.integers(0, rows, size, "int32") for size in (9, 14))]
     few = [np.array([1, 0, 1], "int32")], [np.array([6, 0, 3, 8], "int32")], [np.array([4, 2], "int32")]
-    return [(table, batches), *((table[:rows], batches) for rows, batches in zip((2, 9, 5), few))]
+    long = [(rng.normal(size=(rows, 2)).astype("float32"), [np.arange(rows, dtype="int32")]) for rows in (123, 110)]
+    return [(table, batches), *((table[:rows], batches) for rows, batches in zip((2, 9, 5), few)), *long]
 
 
 def devices_to_cut_for(names: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Of each of these tables the devices: four; three, without the first; two, in another order; one."""
-    return [names[:4], names[1:4], names[3:1:-1], names[2:3]]
+    """Of each of these tables the devices: four; three, without the first; two, in another order; one; three; four."""
+    return [names[:4], names[1:4], names[3:1:-1], names[2:3], names[:3], names[:4]]
 
 
 def probe_table(names, seed):

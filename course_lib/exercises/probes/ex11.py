@@ -10,9 +10,10 @@ from course_lib.exercises.given.capstone_cases import PARTS, WARMUP, digits_case
 from course_lib.exercises.probes.cases import shuffled
 from course_lib.exercises.probes.counted_updates import counted_updates
 from course_lib.exercises.probes.new_process import memory_of
-from course_lib.exercises.probes.replicas import are_identical, counted_runs, mirrored_strategy
+from course_lib.exercises.probes.replicas import are_identical, mirrored_strategy
 from course_lib.exercises.probes.salted_hash import alike_in_processes
 from course_lib.exercises.probes.state import copies_of
+from course_lib.exercises.probes.watched_gradients import watched_gradients
 
 EPOCHS = ((0, True), (1, True), (0, True), (0, False))  # of q1: (epoch, training), one of them asked for again
 ELSEWHERE = (5, 1, 0)  # epochs that q1's drawn case is asked for in other processes
@@ -147,11 +148,12 @@ SMALL_STEPS = {0: 0.1, 1: 0.1, 2: 0.15, 3: 0.15, 4: 0.2, 8: 0.1, 9: 0.1}  # of S
 def rate_cases(seed: int) -> list[tuple[int, dict]]:
     """q2's cases: a micro-step and the run that it belongs to; starts, ends and middles of warm-up and decay.
 
-    The first are of a run so small that its rates can be worked out by hand; of the last three runs one has no warm-up,
-    one thousands of replicas, and an update of the other has fewer examples than base_batch.
+    The first are of a run so small that its rates can be worked out by hand, and of another one of its length; of the
+    last three runs one has no warm-up, one thousands of replicas, and an update of the other has fewer examples than
+    base_batch.
     """
     rng = np.random.default_rng(seed)
-    cases = [(step, SMALL_RUN) for step in SMALL_STEPS]
+    cases = [(step, SMALL_RUN) for step in SMALL_STEPS] + [(step, {**SMALL_RUN, "base_rate": 0.3}) for step in (0, 4)]
     for special in (None, None, "no warm-up", "many replicas", "a lower peak"):
         run = {
             "base_rate": float(rng.uniform(0.01, 0.1)),
@@ -196,14 +198,14 @@ def probe_training(names, seed):
     """What q4's run leaves on the replicas, how many updates it took, and how many answers are right."""
     strategy = mirrored_strategy()
     (x, y), (test_x, test_y) = digits_case(seed)
-    with counted_runs(strategy) as runs, counted_updates() as updates:
+    with watched_gradients(strategy) as gradients, counted_updates() as updates:
         model = names["train"](strategy, x.copy(), y.copy())
     copies = [copies_of(strategy, variable) for variable in model.trainable_variables]
     logits = {name: _logits(model, images) for name, images in (("train", x), ("test", test_x))}
     return {
         "wanted_replicas": strategy.num_replicas_in_sync,
         "replicas": min(len(values) for values in copies),
-        "ran_on_replicas": runs() > 0,
+        "gradients": gradients(),
         "identical": are_identical(copies),
         "updates": max(updates(), int(copies_of(strategy, model.optimizer.iterations)[0])),
         "finite": bool(np.isfinite(logits["test"]).all()),
