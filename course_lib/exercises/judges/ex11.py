@@ -368,7 +368,7 @@ RUN = question(
         "outside the scope": outside_the_scope,
         "not compiled": stopped_by("object has no attribute 'optimizer'"),
         "other images": stopped_by("does not take such images as train is given"),
-        "trained elsewhere": _few_on_a_replica,
+        "trained elsewhere": lambda answers, seed: answers["updates"] <= BUDGET and _few_on_a_replica(answers, seed),
         "copies differ": lambda answers, seed: (
             answers["replicas"] > 1 and answers["finite"] and not answers["identical"]
         ),
