@@ -254,7 +254,7 @@ def probe_two_replicas(names, seed):
 
 
 def _require_form(sums, weights) -> None:
-    """Sums are as many, and of the shapes, as at first: a group needs no more memory than they do."""
+    """Refuse sums of other numbers or shapes than at first: they grow with the micro-batches of a group."""
     returned = [tuple(one.shape) if hasattr(one, "shape") else type(one).__name__ for one in sums]
     wanted = [*(tuple(variable.shape) for variable in weights), ()]
     if returned != wanted:
