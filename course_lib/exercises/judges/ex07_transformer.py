@@ -17,6 +17,8 @@ _PAIRS = (
 )
 _BY_COLUMNS = r"block\d+_(query|key|value|mlp_in)/kernel|logits/kernel"
 _BY_ROWS = r"block\d+_(attention_out|mlp_out)/kernel"
+_TOKENS = {"token_embedding/embeddings": 0, "logits/kernel": 1, "logits/bias": 0}  # the dimension of the tokens
+MORE_TOKENS = 1000  # times as many as the model has that is trained
 
 
 def _numbers_held(variables):
@@ -34,11 +36,22 @@ def _fits(answers, seed):
     several = answers["planned"]
     single = {path: one for path, one in several.items() if not re.match(r"block(?!1_)", path)}
     for blocks, variables in ((1, single), (probes.BLOCKS, several)):
-        numbers, held = _numbers_held(variables.values())
-        if held * probes.SHARE > numbers:
-            words = f"{blocks} block{'s' * (blocks > 1)} and {probes.POSITIONS} positions"
-            return f"of a model with {words} a device would hold {held / numbers:.1%}"
+        for times in (1, MORE_TOKENS):
+            numbers, held = _numbers_held(_with_tokens(variables, times).values())
+            if held * probes.SHARE > numbers:
+                tokens = f"{times * probes.transformer_sizes(seed)['vocabulary']:,} tokens"
+                words = f"{blocks} block{'s' * (blocks > 1)}, {probes.POSITIONS} positions and {tokens}"
+                return f"of a model with {words} a device would hold {held / numbers:.1%}"
     return True
+
+
+def _with_tokens(variables, times):
+    """Path -> shape and axes, with so many times the tokens."""
+
+    def shape(path, sizes):
+        return [size * times if place == _TOKENS.get(path) else size for place, size in enumerate(sizes)]
+
+    return {path: {"shape": shape(path, one["shape"]), "axes": one["axes"]} for path, one in variables.items()}
 
 
 def _planned_axes(answers):
