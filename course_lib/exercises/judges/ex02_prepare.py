@@ -172,7 +172,7 @@ PREPARE = question(
         "optimizer made outside, built inside": stopped_by("_DefaultDistributionStrategy"),
         "optimizer made inside, built outside": stopped_by('Need to be inside "with strategy.scope()"'),
         "optimizer not built": lambda answers, seed: not answers["optimizer_built"],
-        "built for another model": lambda answers, seed: _optimizer_replicated(answers, seed) is not True,
+        "built for other variables": lambda answers, seed: _optimizer_replicated(answers, seed) is not True,
         "global batch to each": _first_local_batch(1),
         "short step too early": _short_too_early,
         "the notebook's replicas": _first_local_batch(1 / 4),
