@@ -124,7 +124,7 @@ def _as_unpadded(answers, seed):
             return f"mean_loss({losses}, {weights}) gives {got:.4g}, and {wanted} is wanted"
     worst = _worst(answers, seed, OVER["tokens"])
     if np.isnan(worst):
-        return "a batch's loss or gradient is NaN"
+        return "a batch of padding alone has no mean, or a batch's loss or gradient is NaN"
     return bool(worst <= FLOAT32) or f"off by up to {100 * worst:,.4g}%"
 
 

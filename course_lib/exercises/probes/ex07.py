@@ -96,10 +96,13 @@ def layer_mesh(seed: int) -> tuple[int, int]:
 
 
 def layer_inputs(seed: int) -> dict[str, np.ndarray]:
-    """One device's x (b, n), kernel (n, m), bias (m,) and upstream gradient (b, m), float32. The mesh divides b, n."""
+    """One device's x (b, n), kernel (n, m), bias (m,) and upstream gradient (b, m), float32. The mesh divides b, n.
+
+    A device has other numbers of rows than there are devices along an axis, so that no mean over one is one over those.
+    """
     rng = np.random.default_rng(seed)
     data, model = layer_mesh(seed)
-    rows, inputs, outputs = data * int(rng.integers(3, 6)), model * int(rng.integers(2, 5)), int(rng.integers(3, 7))
+    rows, inputs, outputs = data * int(rng.choice([4, 6, 7])), model * int(rng.integers(2, 5)), int(rng.integers(3, 7))
     shapes = {"x": (rows, inputs), "kernel": (inputs, outputs), "bias": (outputs,), "y_gradient": (rows, outputs)}
     return {name: rng.normal(size=shape).astype("float32") for name, shape in shapes.items()}
 
