@@ -255,8 +255,11 @@ def test_exception_inside_a_traced_function_is_told_by_its_own_message():
     assert answers["stopped"]["line"] == "ValueError: shapes differ, in f, line 3 of its cell: return g(x)"
 
 
-def test_raising_mistake_is_recognised():
-    assert verdict_on(lambda x: 1 / 0).mistake == "crash"
+@pytest.mark.parametrize("names", [{"double": lambda x: 1 / 0}, in_notebook("def double(x):\n    return 1 / 0\n")])
+def test_raising_mistake_is_recognised(names):
+    """In a notebook, too, where the error has a line of the learner's own."""
+    verdict = judge(DOUBLE, ask(DOUBLE.probe, DOUBLE.asks_for, names, 0), 0)
+    assert verdict.mistake == "crash" and "ZeroDivisionError: division by zero" in verdict.summary
 
 
 def test_unreadable_answer_points_at_the_docstring():

@@ -408,7 +408,7 @@ TABLE = question(
     title="Cut a table, and leave it where it is",
     asks_for=("cut_table", "look_up"),
     probe=table_probes.probe_table,
-    form={"devices": forms.devices, "tables": forms.either((_TABLE,), (_TABLE,) * 6)},
+    form={"devices": forms.devices, "tables": forms.either((_TABLE,), (_TABLE,) * len(table_probes.tables_to_cut(0)))},
     targets=(
         Target("one variable on each device, in order", _one_each),
         Target("one below the other, the shards are the table: nothing twice, nothing missing", _whole_table),
