@@ -236,8 +236,8 @@ COUNTS = (((3, 6, 12), (2, 5, 10), (3, 9, 18)), ((2, 4, 8), (4, 8, 16), (5, 15, 
 def benchmarks(seed: int) -> list[tuple[dict[tuple[int, int], list[float]], int]]:
     """q5's (times, warm-up steps): one to be worked out by hand, and two drawn ones in an order of their own.
 
-    They have an even number of other steps and an odd one, other numbers of replicas, and on the most replicas a batch
-    more, of which no efficiency is asked. In the last one the most replicas are better than ideal, and some of the
+    They have an odd number of other steps and an even one, of some cases two fewer, other numbers of replicas, and on
+    the most replicas a batch more, of which no efficiency is asked. In the last one the most replicas are better than ideal, and some of the
     first steps are the quickest.
     """
     rng = np.random.default_rng(seed)
@@ -250,7 +250,8 @@ def benchmarks(seed: int) -> list[tuple[dict[tuple[int, int], list[float]], int]
         times[most, 2 * local] = [0.8 * seconds for seconds in times[most, most * local]]
         if place:
             times |= {case: [0.1 * seconds for seconds in steps] for case, steps in times.items() if case[0] == most}
-        times = {case: steps[: -place or None] for case, steps in shuffled(rng, [*times.items()])}
+        steps_of = dict(shuffled(rng, [*times.items()]))
+        times = {case: steps[: len(steps) - place - 2 * (k % 2)] for k, (case, steps) in enumerate(steps_of.items())}
         more = int(rng.integers(1, 3))  # steps at the beginning
         first = {case: min(steps) / 2 if place else steps[0] for case, steps in times.items()}
         times = {case: steps[:WARMUP] + [first[case]] * more + steps[WARMUP:] for case, steps in times.items()}
