@@ -1,37 +1,49 @@
-"""What the probes of questions that take long answer to their known mistakes, recorded by running every one.
+"""What probes answer to known mistakes, recorded by running every one: of questions that take long, or a second or two.
 
-`python tests/recorded_mistakes.py [EXERCISE ...]` runs those whose code has changed, half a
-minute each, and stores the answers. `make test` judges all that is stored; CI also runs one of each question.
+`python tests/recorded_mistakes.py [EXERCISE ...]` runs those whose code has changed, up to half a minute each, and
+stores the answers. Tests judge all that is stored, and run the first mistake of each question.
 """
 
 import argparse
 import ast
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 
-import numpy as np
 from wrong_answers import stand_ins
 
 from course_lib.exercises import judges
 from course_lib.exercises.ask import ask
 from course_lib.exercises.judges import published
 from course_lib.exercises.question import Mistake, Question
+from course_lib.staff.grade.sandbox_side.answers import pack, unpack
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(__file__).with_name("recorded_mistakes")
 EXERCISES = ROOT / "course_lib" / "exercises"
 SEED = 0
+# Quick questions whose known mistakes take a second or two each, as they trace a step: together a twelfth of what
+# `make test` would take. Answers of a hundred kilobytes each would be too much to store.
+QUICK = {
+    "01_one_device": ("q5",),
+    "02_data_parallelism": ("q2",),
+    "08_gradient_accumulation": ("q2", "q5"),
+    "09_mixed_precision": ("q3",),
+    "11_capstone": ("q1",),
+}
+VERSIONS = re.findall(r"(?m)^(?:jax|keras|numpy|tensorflow)==\S+", (ROOT / "requirements.lock").read_text())
 
 
-def long_questions(exercise: str) -> list[Question]:
-    return [question for question in judges.questions(exercise) if question.takes_long]
+def recorded_questions(exercise: str) -> list[Question]:
+    quick = QUICK.get(exercise, ())
+    return [question for question in judges.questions(exercise) if question.takes_long or question.name in quick]
 
 
 def source_digest(exercise: str, question: Question, mistake: Mistake) -> str:
     """Of what the answers depend on, whatever its layout and comments: the probes, what they import from probes and
-    from what is given, and the mistake itself.
+    from what is given, the mistake itself, and the locked versions of the frameworks.
     """
     module = judges.MODULES[exercise]
     wrong = Path(__file__).parent / "wrong_answers" / f"{module}.py"
@@ -47,7 +59,7 @@ def source_digest(exercise: str, question: Question, mistake: Mistake) -> str:
         left += new.values()
     texts += [modules[path] for path in sorted(modules)]
     trees = [ast.dump(_without_docstrings(ast.parse(text))) for text in texts]
-    return hashlib.sha256("\0".join(trees).encode()).hexdigest()
+    return hashlib.sha256("\0".join([*trees, *VERSIONS]).encode()).hexdigest()
 
 
 def _imports(source: str) -> list[Path]:
@@ -68,18 +80,18 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
 
 
 def read(exercise: str) -> dict[tuple[str, str], dict]:
-    """By question and mistake: "source", its digest, and "answers", in which arrays have become lists."""
-    lines = map(json.loads, (FOLDER / f"{exercise}.jsonl").read_text().splitlines())
-    return {(line["question"], line["mistake"]): line for line in lines}
+    """By question and mistake: "source", its digest, and "answers"."""
+    lines = [json.loads(line) for line in (FOLDER / f"{exercise}.jsonl").read_text().splitlines()]
+    return {(line["question"], line["mistake"]): line | {"answers": unpack(line["answers"])} for line in lines}
 
 
 def record(exercise: str, again: bool) -> None:
-    """Run known mistakes of an exercise's long questions, and store what their probes answer.
+    """Run known mistakes of an exercise's questions that are recorded, and store what their probes answer.
 
     again  all of them; else those whose digest is another one than the stored
     """
     stored, lines = read(exercise) if (FOLDER / f"{exercise}.jsonl").exists() else {}, []
-    for question in long_questions(exercise):
+    for question in recorded_questions(exercise):
         for mistake in question.mistakes:
             line = stored.get((question.name, mistake.name), {})
             source = source_digest(exercise, question, mistake)
@@ -89,7 +101,7 @@ def record(exercise: str, again: bool) -> None:
                 print(f"{exercise} {question.name}: {mistake.name}", flush=True)
             lines.append(line)
     FOLDER.mkdir(exist_ok=True)
-    text = "".join(json.dumps(line, default=np.ndarray.tolist) + "\n" for line in lines)
+    text = "".join(json.dumps(line | {"answers": pack(line["answers"])}) + "\n" for line in lines)
     for place in (f"{ROOT}/", f"{sys.prefix}/"):  # an exception may quote files
         text = text.replace(place, "")
     (FOLDER / f"{exercise}.jsonl").write_text(text)
@@ -98,14 +110,14 @@ def record(exercise: str, again: bool) -> None:
 if __name__ == "__main__":
     from course_lib import devices
 
-    known = [exercise for exercise in judges.MODULES if long_questions(exercise)]
+    known = [exercise for exercise in judges.MODULES if recorded_questions(exercise)]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("exercise", nargs="*", help=f"all by default: {', '.join(known)}")
     parser.add_argument("--again", action="store_true", help="also those whose code is as it was recorded")
     arguments = parser.parse_args()
     chosen = arguments.exercise or known
     if unknown := set(chosen) - set(known):
-        parser.error(f"no questions that take long in {', '.join(sorted(unknown))}; they are in {', '.join(known)}")
+        parser.error(f"nothing is recorded of {', '.join(sorted(unknown))}, only of {', '.join(known)}")
     devices.simulate(4)
     for name in chosen:
         record(name, arguments.again)

@@ -41,10 +41,25 @@ LONG_NUMBER = 4  # digits; shorter ones are shown by accident
 EXERCISES = tuple(judges.MODULES)
 QUESTIONS = [(exercise, question) for exercise in EXERCISES for question in judges.questions(exercise)]
 MISTAKES = [(exercise, question, mistake) for exercise, question in QUESTIONS for mistake in question.mistakes]
-LONG = [row for row in MISTAKES if row[1].takes_long]
-# The other long ones are recorded, and run where more seeds are asked for.
-RUN = [row for row in MISTAKES if not row[1].takes_long or row[2] is row[1].mistakes[0] or SEEDS_OF_LONG != (0,)]
+RECORDED = [
+    (exercise, question, mistake)
+    for exercise in EXERCISES
+    for question in recorded_mistakes.recorded_questions(exercise)
+    for mistake in question.mistakes
+]
 
+
+def is_run(exercise, question, mistake) -> bool:
+    """Of a question whose mistakes are recorded the first is run, and all where more seeds are asked for."""
+    recorded = (exercise, question, mistake) in RECORDED
+    return not recorded or mistake is question.mistakes[0] or (0,) != seeds_of(question)
+
+
+def seeds_of(question) -> tuple[int, ...]:
+    return SEEDS_OF_LONG if question.takes_long else SEEDS_OF_MISTAKES
+
+
+RUN = [row for row in MISTAKES if is_run(*row)]
 
 # Verdicts that hold a number of the right answer and still do not give it away: twice the bytes are off by the bytes;
 # a scale is an input.
@@ -63,7 +78,7 @@ def cases(rows, seeds=False) -> list:
     made = []
     for row in rows:
         marks = (pytest.mark.slow,) if row[1].takes_long else ()
-        for seed in (SEEDS_OF_LONG if marks else SEEDS_OF_MISTAKES) if seeds else (None,):
+        for seed in seeds_of(row[1]) if seeds else (None,):
             values, suffix = (row, "") if seed is None else ((*row, seed), f"-{seed}")
             made.append(pytest.param(*values, marks=marks, id=named(*row) + suffix))
     return made
@@ -72,7 +87,9 @@ def cases(rows, seeds=False) -> list:
 every_question = pytest.mark.parametrize("exercise, question", QUESTIONS, ids=[named(*one) for one in QUESTIONS])
 each_question = pytest.mark.parametrize("exercise, question", cases(QUESTIONS))
 each_mistake_and_seed = pytest.mark.parametrize("exercise, question, mistake, seed", cases(RUN, seeds=True))
-each_recorded_mistake = pytest.mark.parametrize("exercise, question, mistake", LONG, ids=[named(*row) for row in LONG])
+each_recorded_mistake = pytest.mark.parametrize(
+    "exercise, question, mistake", RECORDED, ids=[named(*row) for row in RECORDED]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -127,9 +144,9 @@ def blank():
 
 @pytest.fixture(scope="module")
 def right_answers(solved):
-    """What the probe gives for a solution on the first seed."""
+    """What the probe gives for a solution."""
     asked = {(exercise, question.name): question for exercise, question in QUESTIONS}
-    return _cached(lambda key: ask(asked[key].probe, asked[key].asks_for, solved(key[0]), SEEDS_OF_MISTAKES[0]))
+    return _cached(lambda key: ask(asked[key[:2]].probe, asked[key[:2]].asks_for, solved(key[0]), key[2]))
 
 
 def _cached(make):
@@ -227,12 +244,15 @@ def test_mistake_fails_and_is_recognised_as_itself(exercise, question, mistake, 
     answers = ask(question.probe, question.asks_for, stand_ins(exercise, question, mistake), seed)
     verdict = assert_recognised(question, mistake, answers, seed)
     if seed == SEEDS_OF_MISTAKES[0] and not question.takes_long and mistake.name not in AGREE:
-        tokens = (token.rstrip(".,") for token in re.findall(r"\d[\d.,e+-]*", verdict.message))
-        shown = {token for token in tokens if sum(map(str.isdigit, token)) >= LONG_NUMBER}
-        right = right_answers((exercise, question.name))
-        assert not shown or not shown & (set(long_numbers(right)) - set(long_numbers(answers))), (
-            "numbers of the right answer are shown"
-        )
+        assert_nothing_given_away(verdict, answers, right_answers((exercise, question.name, seed)))
+
+
+def assert_nothing_given_away(verdict, answers, right):
+    tokens = (token.rstrip(".,") for token in re.findall(r"\d[\d.,e+-]*", verdict.message))
+    shown = {token for token in tokens if sum(map(str.isdigit, token)) >= LONG_NUMBER}
+    assert not shown or not shown & (set(long_numbers(right)) - set(long_numbers(answers))), (
+        "numbers of the right answer are shown"
+    )
 
 
 def long_numbers(value) -> Iterator[str]:
@@ -250,12 +270,15 @@ def long_numbers(value) -> Iterator[str]:
 
 
 @each_recorded_mistake
-def test_recorded_mistake_fails_and_is_recognised_as_itself(exercise, question, mistake):
+def test_recorded_mistake_fails_and_is_recognised_as_itself(exercise, question, mistake, right_answers):
     recorded = recorded_mistakes.read(exercise)[question.name, mistake.name]
     assert recorded["source"] == recorded_mistakes.source_digest(exercise, question, mistake), (
         f"its code has changed: run python tests/recorded_mistakes.py {exercise}"
     )
-    assert_recognised(question, mistake, recorded["answers"], recorded_mistakes.SEED)
+    verdict = assert_recognised(question, mistake, recorded["answers"], recorded_mistakes.SEED)
+    if not question.takes_long and mistake.name not in AGREE:
+        right = right_answers((exercise, question.name, recorded_mistakes.SEED))
+        assert_nothing_given_away(verdict, recorded["answers"], right)
 
 
 def test_a_recording_knows_what_its_probes_import():

@@ -268,7 +268,7 @@ def _goes_on_after_the_save(answers, seed):
         if done[-1] < end != probes.RUN:
             return f"attempt {attempt} was killed after update {end}, and its last report says {done[-1]}"
     if done[-1] != probes.RUN:
-        return f"the run ends after {done[-1]} of {probes.RUN} updates"
+        return f"the last report says {done[-1]} of {probes.RUN} updates"
     steps, left = answers["seen"]["scheduled"], probes.RUN - begins[-1]
     return steps < left + probes.TOGETHER or f"the last attempt schedules {steps} steps, and {left} batches were left"
 
