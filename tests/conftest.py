@@ -26,8 +26,9 @@ SECONDS = {
     "notebooks": {"00": 6, "01": 38, "02": 41, "03": 63, "04": 87, "05": 108, "06": 101, "07": 98, "08": 60}
     | {"09": 64, "10": 34, "11": 90, "12": 125, "01b": 8, "02b": 69, "09b": 41, "10b": 20},
     "solutions": {"02": 33, "03": 54, "04": 26, "05": 18, "07": 33, "08": 16, "09": 24, "11": 68, "12": 25},
-    "tests": {"test_support_matrix": 300, "test_zoo": 290, "test_exercises": 188, "test_grade_command": 109}
-    | {"test_cluster": 97, "test_accumulate": 87, "test_training": 72, "test_book": 63, "test_tpu": 59}
+    "tests": {"test_support_matrix": 300, "test_zoo": 290, "test_exercises": 240, "test_grade_command": 109}
+    | {"test_cluster": 97, "test_accumulate": 87, "test_answer_mutants": 80, "test_training": 72, "test_book": 63}
+    | {"test_tpu": 59, "test_grade_fuzz": 25, "test_environment": 18, "test_hostile_answers": 16}
     | {"test_jax_only": 56, "test_views": 45, "test_worker_checks": 45, "test_multi_worker": 39, "test_data": 33}
     | {"test_models": 31, "test_hangs": 23, "test_cluster_network": 18, "test_plan_machine": 18}
     | {"test_plan_network": 14, "test_pipeline": 13, "test_parameter_server": 10, "test_devices": 9, "test_forks": 9}
