@@ -1,4 +1,5 @@
-"""What probes answer to known mistakes, recorded by running every one: of questions that take long, or a second or two.
+"""What probes answer to known mistakes, recorded by running every one: of questions that take long, or a second or two;
+of those that take long, also to what their checks once called right, tests/once_passed.toml.
 
 `python tests/recorded_mistakes.py [EXERCISE ...]` runs those whose code has changed, up to half a minute each, and
 stores the answers. Tests judge all that is stored, and run the first mistake of each question.
@@ -10,6 +11,7 @@ import hashlib
 import json
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 from wrong_answers import stand_ins
@@ -17,7 +19,7 @@ from wrong_answers import stand_ins
 from course_lib.exercises import judges
 from course_lib.exercises.ask import ask
 from course_lib.exercises.judges import published
-from course_lib.exercises.question import Mistake, Question
+from course_lib.exercises.question import Answers, Mistake, Question
 from course_lib.staff.grade.sandbox_side.answers import pack, unpack
 
 ROOT = Path(__file__).parents[1]
@@ -31,7 +33,6 @@ QUICK = {
     "02_data_parallelism": ("q2",),
     "08_gradient_accumulation": ("q2", "q5"),
     "09_mixed_precision": ("q3",),
-    "11_capstone": ("q1",),
 }
 VERSIONS = re.findall(r"(?m)^(?:jax|keras|numpy|tensorflow)==\S+", (ROOT / "requirements.lock").read_text())
 
@@ -39,6 +40,21 @@ VERSIONS = re.findall(r"(?m)^(?:jax|keras|numpy|tensorflow)==\S+", (ROOT / "requ
 def recorded_questions(exercise: str) -> list[Question]:
     quick = QUICK.get(exercise, ())
     return [question for question in judges.questions(exercise) if question.takes_long or question.name in quick]
+
+
+def once_passed(exercise: str) -> list[tuple[Question, Mistake]]:
+    """Wrong answers that a check once called right, each as a mistake without a hint."""
+    rows = tomllib.loads(Path(__file__).with_name("once_passed.toml").read_text(encoding="utf-8")).get(exercise, {})
+    return [
+        (question, Mistake(name=row["what"], what="", where="", edit=dict(row["edit"])))
+        for question in judges.questions(exercise)
+        for row in rows.get(question.name, ())
+    ]
+
+
+def recorded(exercise: str) -> list[tuple[Question, Mistake]]:
+    known = [(question, mistake) for question in recorded_questions(exercise) for mistake in question.mistakes]
+    return known + [row for row in once_passed(exercise) if row[0].takes_long]
 
 
 def source_digest(exercise: str, question: Question, mistake: Mistake) -> str:
@@ -85,21 +101,28 @@ def read(exercise: str) -> dict[tuple[str, str], dict]:
     return {(line["question"], line["mistake"]): line | {"answers": unpack(line["answers"])} for line in lines}
 
 
+def answers_of(exercise: str, question: Question, mistake: Mistake) -> Answers:
+    """What the probe gave for the mistake when it was recorded; fails where its code has changed since."""
+    line = read(exercise).get((question.name, mistake.name), {})
+    assert line.get("source") == source_digest(exercise, question, mistake), (
+        f"its code has changed: run python tests/recorded_mistakes.py {exercise}"
+    )
+    return line["answers"]
+
+
 def record(exercise: str, again: bool) -> None:
-    """Run known mistakes of an exercise's questions that are recorded, and store what their probes answer.
+    """Run the mistakes of an exercise that are recorded, and store what their probes answer.
 
     again  all of them; else those whose digest is another one than the stored
     """
     stored, lines = read(exercise) if (FOLDER / f"{exercise}.jsonl").exists() else {}, []
-    for question in recorded_questions(exercise):
-        for mistake in question.mistakes:
-            line = stored.get((question.name, mistake.name), {})
-            source = source_digest(exercise, question, mistake)
-            if again or line.get("source") != source:
-                answers = ask(question.probe, question.asks_for, stand_ins(exercise, question, mistake), SEED)
-                line = {"question": question.name, "mistake": mistake.name, "source": source, "answers": answers}
-                print(f"{exercise} {question.name}: {mistake.name}", flush=True)
-            lines.append(line)
+    for question, mistake in recorded(exercise):
+        line, source = stored.get((question.name, mistake.name), {}), source_digest(exercise, question, mistake)
+        if again or line.get("source") != source:
+            answers = ask(question.probe, question.asks_for, stand_ins(exercise, question, mistake), SEED)
+            line = {"question": question.name, "mistake": mistake.name, "source": source, "answers": answers}
+            print(f"{exercise} {question.name}: {mistake.name}", flush=True)
+        lines.append(line)
     FOLDER.mkdir(exist_ok=True)
     text = "".join(json.dumps(line | {"answers": pack(line["answers"])}) + "\n" for line in lines)
     for place in (f"{ROOT}/", f"{sys.prefix}/"):  # an exception may quote files

@@ -11,6 +11,7 @@ import tomllib
 
 import answer_mutants
 import pytest
+import recorded_mistakes
 from installed import need
 from test_exercises import one_search_each  # noqa: F401 (a fixture)
 
@@ -21,19 +22,16 @@ from course_lib.exercises.judge import judge
 need("tensorflow")
 
 FEW = 8  # of each question
+SECONDS = 15  # for one check; its edit may have made a loop that never ends
 SAME = tomllib.loads(answer_mutants.SAME_FILE.read_text(encoding="utf-8"))
 QUESTIONS = [(exercise, question) for exercise in judges.MODULES for question in judges.questions(exercise)]
 ONCE_PASSED = [
-    pytest.param(
-        exercise,
-        question,
-        dict(answer["edit"]),
-        id=f"{exercise}-{question.name}-{answer['what']}".replace(" ", "_"),
-        marks=(pytest.mark.slow,) if question.takes_long else (),
-    )
-    for exercise, rows in tomllib.loads(answer_mutants.SAME_FILE.with_name("once_passed.toml").read_text()).items()
-    for question in judges.questions(exercise)
-    for answer in rows.get(question.name, ())
+    pytest.param(exercise, *row, id=f"{exercise}-{row[0].name}-{row[1].name}".replace(" ", "_"))
+    for exercise in judges.MODULES
+    for row in recorded_mistakes.once_passed(exercise)
+]
+ONCE_REFUSED = [  # right edits of published answers
+    ("01_one_device", "q5", {"step(batch).numpy()": "print(float(loss := step(batch)), loss.numpy())"})  # read twice
 ]
 SOURCE = '''
 def steps(examples, batch, drop=False):
@@ -105,12 +103,23 @@ def test_edited_answers_are_refused(exercise, question):
                 names = question.answer.names_of(made[number].source)
             except Exception:
                 continue  # its cell raises, and defines no answer
-            said = judge(nameless, ask(question.probe, question.asks_for, names, 0, seconds=60), 0)
+            said = judge(nameless, ask(question.probe, question.asks_for, names, 0, seconds=SECONDS), 0)
         assert not said.right, made[number].change
 
 
-@pytest.mark.parametrize("exercise, question, edit", ONCE_PASSED)
-def test_what_once_passed_is_refused(exercise, question, edit):
-    answers = ask(question.probe, question.asks_for, question.answer.names(edit), seed=0)
-    verdict = judge(question, answers, seed=0)
-    assert not verdict.right
+@pytest.mark.parametrize("exercise, question, mistake", ONCE_PASSED)
+def test_what_once_passed_is_refused(exercise, question, mistake):
+    seed = recorded_mistakes.SEED
+    if question.takes_long:
+        answers = recorded_mistakes.answers_of(exercise, question, mistake)
+    else:
+        answers = ask(question.probe, question.asks_for, question.answer.names(mistake.edit), seed)
+    assert not judge(question, answers, seed).right
+
+
+@pytest.mark.parametrize("exercise, name, edit", ONCE_REFUSED)
+def test_what_was_once_refused_is_right(exercise, name, edit):
+    question = next(one for one in judges.questions(exercise) if one.name == name)
+    seed = recorded_mistakes.SEED
+    verdict = judge(question, ask(question.probe, question.asks_for, question.answer.names(edit), seed), seed)
+    assert verdict.right, verdict.message

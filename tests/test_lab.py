@@ -41,7 +41,7 @@ WRONG = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=230)
 def test_a_learners_first_hours(tmp_path):
     expect.set_options(timeout=60_000)  # milliseconds: in CI another test has the other core
     course = copy_of_the_course(tmp_path / "course")

@@ -481,7 +481,9 @@ STATISTICS = question(
             lambda n, m, q: np.average(q / (n - 1), weights=n) + n.sum() / (n.sum() - 1) * _between(n, m),
         ),
         "sums of squares": lambda answers, seed: (
-            _variance_right(answers, seed) is True and _bright_variances_right(answers, seed) is not True
+            _variance_right(answers, seed) is True
+            and _bright_variances_right(answers, seed) is not True
+            and answers["first_is_its_own"]
         ),
         "kept for combine": _shift_of_the_last_call,
         "combine reads the shards": _moments_of_the_last_call,

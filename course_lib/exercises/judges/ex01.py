@@ -78,11 +78,11 @@ def _warm_up_left(answers, seed):
 
 
 def _some_left_out(answers, seed):
-    """Median and spread are those of repeats that follow one another in order of size, half of them or more."""
+    """Median and spread are those of repeats that follow one another in order of size, half of them or more, not all."""
 
     def of_a_part(median, spread, seconds):
-        parts = itertools.combinations(range(len(seconds) + 1), 2)
-        chosen = [np.sort(seconds)[low:high] for low, high in parts if 2 * (high - low) >= len(seconds)]
+        many, parts = len(seconds), itertools.combinations(range(len(seconds) + 1), 2)
+        chosen = [np.sort(seconds)[low:high] for low, high in parts if many / 2 <= high - low < many]
         return any(np.allclose([median, spread], [np.median(part), _spread(part)], rtol=EXACT) for part in chosen)
 
     return all(map(of_a_part, answers["medians"], answers["spreads"], _steady(seed)))
@@ -472,9 +472,10 @@ _GROWN = 20  # operations; one for each step would be four times as many
 
 
 def _every_run(fits):
-    """Recognise answers of which fits(run, steps_per_call) holds in every run."""
+    """Recognise answers of which fits(run, steps_per_call) holds in every run, which also has its batches used."""
     return lambda answers, seed: all(
-        fits(run, case[0]) for run, case in zip(answers["runs"], probes.batches_of_numbers(seed), strict=True)
+        fits({**run, "batches_used": len(batches) - run["batches_left"]}, asked)
+        for run, (asked, batches) in zip(answers["runs"], probes.batches_of_numbers(seed), strict=True)
     )
 
 
@@ -541,7 +542,12 @@ MULTI_STEP = question(
             lambda run, asked: run["pulled_by_python"] == 2 * asked and run["python_runs"][0] == run["python_runs"][1]
         ),
         "the first batch pulled by Python": _every_run(
-            lambda run, asked: run["pulled_by_python"] == 2 and run["steps"] == [asked, 2 * asked]
+            lambda run, asked: (
+                run["pulled_by_python"] == 2 and run["steps"] == [asked, 2 * asked] and run["batches_used"] == 2 * asked
+            )
+        ),
+        "one batch again and again": _every_run(
+            lambda run, asked: run["batches_used"] == 2 and run["steps"] == [asked, 2 * asked]
         ),
         "a graph of one step": lambda answers, seed: (
             answers["python_grows"]

@@ -139,7 +139,10 @@ PROFILE = question(
         ),
         "pulled outside its mark": _both_runs(lambda run: run["pulls_in_input"] == 0 < run["inputs_in_train"]),
         "a batch ahead of its mark": _both_runs(
-            lambda run: run["outdated"] > 0 == run["trains"] - run["pulls_in_input"]
+            lambda run: (
+                run["outdated"] > 0 == run["trains"] - run["pulls_in_input"]
+                and run["batches"] == list(range(len(run["batches"])))
+            )
         ),
         "pull inside compute": _both_runs(lambda run: run["inputs_in_compute"] == run["trains"] > 0),
         "two compute marks": _both_runs(lambda run: run["computes"] == 2 * run["trains"] > 0),

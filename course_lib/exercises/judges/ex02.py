@@ -225,12 +225,20 @@ def _falls_again(answers, seed):
 
 
 def _kept_rates(answers, seed):
-    """Every rate is the right one of this case or of an earlier."""
-    right = [_rate(*case) for case in probes.warm_ups(seed)]
-    return all(
-        any(math.isclose(rate, one, rel_tol=1e-6) for one in right[: place + 1])
-        for place, rate in enumerate(answers["rates"])
+    """Every rate is the right one of this case or of an earlier, and some of them of no step of its own warm-up."""
+    cases, rates = probes.warm_ups(seed), answers["rates"]
+    right = [_rate(*case) for case in cases]
+    kept = all(
+        any(math.isclose(rate, one, rel_tol=1e-6) for one in right[: place + 1]) for place, rate in enumerate(rates)
     )
+    return kept and not all(map(_of_some_step, rates, cases))
+
+
+def _of_some_step(rate, case):
+    _, one, replicas, warmup = case
+    steps = warmup * (rate / one - 1) / max(1, replicas - 1)  # after the one-device rate
+    whole = math.isclose(steps, round(steps), abs_tol=1e-6 * warmup)
+    return whole and 0 <= round(steps) <= (warmup if replicas > 1 else 0)
 
 
 def _at_most(answers, seed):

@@ -179,6 +179,7 @@ PREPARE = question(
         "even steps": _even_steps,
         "divided twice": lambda answers, seed: (
             _first_rows(answers) in (probes.local_batch(seed), probes.local_batch(seed) * answers["replicas"] // 4)
+            and len(_first(answers)["shapes"][0]) == answers["replicas"]
         ),
         "never ends": lambda answers, seed: _epochs(answers, seed) > 2,
         "more than an epoch": lambda answers, seed: 1 < _epochs(answers, seed) <= 2,

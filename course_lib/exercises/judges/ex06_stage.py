@@ -120,7 +120,7 @@ def _backwards_in_turn(answers, seed):
     """Whether the backwards of every run are those of micro-batches 0, 1, 2 and so on, whatever its order says."""
     for run in answers["runs"]:
         backwards = [call.removeprefix("receive ") for call in run["calls"] if call.startswith("receive B")]
-        if backwards != [f"B{number}" for number in range(len(backwards))]:
+        if not backwards or backwards != [f"B{number}" for number in range(len(backwards))]:
             return False
     return True
 

@@ -145,9 +145,8 @@ def _nearly_right(answers, seed):
 def _whole_on_each(answers, seed):
     widths = [len(block["fused"]) for block in probes.blocks(seed)]
     return all(
-        pair == [[width, 3 * width], [width, width]]
-        for width, answer in zip(widths, answers["blocks"], strict=True)
-        for pair in answer["shapes"]
+        answer["shapes"] == [[[width, 3 * width], [width, width]]] * block["devices"]
+        for width, block, answer in zip(widths, probes.blocks(seed), answers["blocks"], strict=True)
     )
 
 

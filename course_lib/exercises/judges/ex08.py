@@ -115,10 +115,10 @@ def _only_changed(answers, seed):
 
 
 def _read_twice(answers, seed):
-    """No iterator gives a gradient; the list, which can be read again, may."""
+    """No iterator gives a gradient, and the list does, which can be read again."""
     found = [answer["gradients"] for answer in answers["streams"]]
-    del found[probes.GIVEN_AS_LIST]
-    return not any(np.size(one) for gradients in found for one in gradients if np.ndim(one))
+    given = [any(np.ndim(one) and np.size(one) for one in gradients) for gradients in found]
+    return given.pop(probes.GIVEN_AS_LIST) and not any(given)
 
 
 def _first_one_lost(answers, seed):

@@ -54,8 +54,9 @@ def _forwards(answers):
 
 
 def _number_for_size(answers, seed):
-    rows, parts = memory_probe.SMALL["rows"], memory_probe.SMALL["micro_batch"]
-    return answers["small_rows"] in (rows // parts, -(-rows // parts))
+    sizes = memory_probe.SMALL, memory_probe.step_sizes(seed)
+    small, large = ((one["rows"] // one["micro_batch"], -(-one["rows"] // one["micro_batch"])) for one in sizes)
+    return answers["small_rows"] in small and answers["most_rows"] in large
 
 
 def _parts_rounded_down(answers, seed):
@@ -74,7 +75,8 @@ def _last_one_filled_up(answers, seed):
 
 
 def _no_gradient_of_the_loss(answers, seed):
-    return answers["updates"] == 1 and "backward" not in [name for name, *_ in answers["passes"]]
+    another = min(answers["off"].values()) > CONVOLUTION
+    return answers["updates"] == 1 and another and "backward" not in [name for name, *_ in answers["passes"]]
 
 
 def _loss_is(judge):
@@ -88,7 +90,8 @@ def _loss_is(judge):
 
 
 def _whole_batch_at_once(answers, seed):
-    return answers["most_rows"] > memory_probe.step_sizes(seed)["micro_batch"]
+    small, large = memory_probe.SMALL["micro_batch"], memory_probe.step_sizes(seed)["micro_batch"]
+    return answers["small_rows"] > small or answers["most_rows"] > large
 
 
 def _forwards_first(answers, seed):

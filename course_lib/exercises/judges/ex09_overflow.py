@@ -217,6 +217,8 @@ OVERFLOW = question(
         "own replica alone": lambda answers, seed: all(
             sum(step["returned"]) == bad for step, bad in zip(answers["steps"], _run_of(answers, seed)["bad"])
         ),
-        "bad ones zeroed": lambda answers, seed: answers["steps"][1]["iterations"] == 2 and not _poisoned(answers),
+        "bad ones zeroed": lambda answers, seed: (
+            [step["iterations"] for step in answers["steps"][:2]] == [1, 2] and not _poisoned(answers)
+        ),
     },
 )

@@ -376,6 +376,7 @@ CHOICE = question(
         "divided by 0.95": _chooses(_only(lambda ranked, sure: probes.near(sure, factor=1 / (1 - probes.NEAR)))),
         "another error": _raises_another,
         "thresholds swapped": _chooses(_only(_near_in_memory)),
+        "the first that is sure": _chooses(_only(lambda ranked, sure: sure[0])),
         "the fullest": _chooses(_only(lambda ranked, sure: probes.near(sure, key=lambda one: -_memory(one)))),
     },
     targets=(
@@ -444,7 +445,7 @@ def _of_longer(cut):
     def fits(events, own):
         right = _in_order(events, cut=cut)
         factor = own.sum() / right.sum()
-        return factor < 0.97 and np.allclose(own, factor * right, atol=1e-6)
+        return 0 < factor < 0.97 and np.allclose(own, factor * right, atol=1e-6)
 
     return _all_shares(fits)
 

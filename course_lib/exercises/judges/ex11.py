@@ -375,7 +375,9 @@ RUN = question(
         "over the budget": lambda answers, seed: _within_budget(answers, seed) is not True,
         "diverged": lambda answers, seed: not answers["finite"] or answers["train_accuracy"] < 0.3,
         "learned by heart": _by_heart,
-        "hardly trained": lambda answers, seed: answers["updates"] < BUDGET / 4 and answers["test_accuracy"] < FLOOR,
+        "hardly trained": lambda answers, seed: (
+            max(answers["updates"], answers["gradients"]["changes"]) < BUDGET / 4 and answers["test_accuracy"] < FLOOR
+        ),
         "not learned yet": lambda answers, seed: answers["train_accuracy"] < 0.99 and answers["test_accuracy"] < FLOOR,
     },
 )

@@ -249,9 +249,10 @@ def _recorded(names, heavy: str, steps: int) -> dict[str, object]:
         marks[event.name].append(event)
 
     def within(name, outer):
-        """How many of the outer marks hold exactly one of the inner, the first step's among them."""
+        """How many of the outer marks hold one of the inner, the first step's among them; a loss may be read again."""
         inners = marks[name] + marks[name.replace("probe: ", "probe: first ")] * name.startswith("probe: ")
-        return sum(sum(_holds(mark, inner) for inner in inners) == 1 for mark in marks[outer])
+        held = [sum(_holds(mark, inner) for inner in inners) for mark in marks[outer]]
+        return sum(count >= 1 if name == "probe: wait" else count == 1 for count in held)
 
     replicas = {event.name.split("/")[0] for event in events if event.name.startswith("replica_")}
     return {
