@@ -78,7 +78,7 @@ def _warm_up_left(answers, seed):
 
 
 def _some_left_out(answers, seed):
-    """Median and spread are those of repeats that follow one another in order of size, half of them or more, not all."""
+    """Median and spread are those of repeats that follow one another in order of size, half of them or more."""
 
     def of_a_part(median, spread, seconds):
         many, parts = len(seconds), itertools.combinations(range(len(seconds) + 1), 2)

@@ -356,9 +356,7 @@ RECOVERY = question(
         "step forgotten": lambda answers, seed: recovery.goes_on(
             answers, seed, first=1, state=recovery.saved_step(seed), batch=0
         ),
-        "saved once an epoch": lambda answers, seed: recovery.after_the_last(
-            answers, seed, lambda step: step % probes.STEPS_PER_EPOCH == 0
-        ),
+        "saved once an epoch": recovery.saved_once_an_epoch,
         "everybody the chief": lambda answers, seed: any(
             operation in answers["stopped"]["error"] for operation in ("MergeV2Checkpoints", "SaveV2")
         ),

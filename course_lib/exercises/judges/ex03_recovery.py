@@ -73,7 +73,8 @@ def _takes(answers, seed, step, state, batch):
 
 def epoch_again(answers, seed):
     saved, steps = saved_step(seed), probes.STEPS_PER_EPOCH
-    return goes_on(answers, seed, saved + 1, saved, saved // steps * steps)
+    start = saved // steps * steps
+    return any(goes_on(answers, seed, first, saved, start) for first in (saved + 1, start + 1))
 
 
 def fresh_momentum(answers, seed):
@@ -114,6 +115,12 @@ def after_the_last(answers, seed, due):
     )
 
 
+def saved_once_an_epoch(answers, seed):
+    _, _, first = first_steps(answers, seed)[0]
+    once = after_the_last(answers, seed, lambda step: step % probes.STEPS_PER_EPOCH == 0)
+    return once and goes_on(answers, seed, first, first - 1, first - 1)
+
+
 def cut_before_the_save(answers, seed):
     """A save that was due is missing exactly where the kill came at its step."""
     every = probes.SAVE_EVERY
@@ -138,9 +145,11 @@ def restored_once(answers, seed):
 
 
 def cut_before_the_report(answers, seed):
-    """Of each killed worker's attempt the last reported step is the one before the kill's."""
+    """Of each killed worker's attempt the last reported step is the one before the kill's, counted from 1."""
     victim = probes.recovery_settings(seed)["victim"]
-    return all(max(reported(answers, attempt, victim)) == died - 1 for attempt, died, _ in kills(seed))
+    return in_order(answers, seed)[0][0] == 1 and all(
+        max(reported(answers, attempt, victim)) == died - 1 for attempt, died, _ in kills(seed)
+    )
 
 
 def cut_once(answers, seed):

@@ -100,6 +100,11 @@ def _wanted_staleness(seed):
     return [[number for number, _ in _updates_of(record)] for record in probes.records(seed)]
 
 
+def _one_number_for_all(answers, seed):
+    pairs = zip(answers["staleness"], _wanted_staleness(seed), strict=True)
+    return all(len(set(numbers)) <= 1 and len(numbers) == len(wanted) for numbers, wanted in pairs)
+
+
 def _floats(answers, seed):
     """The right numbers, and some of them are floats."""
     numbers = sum(answers["staleness"], [])
@@ -148,7 +153,7 @@ STALENESS = question(
         "floats": _floats,
         "eight bits": _in_eight_bits,
         "a number for lost reads": _lost_reads_numbered,
-        "one number for all": lambda answers, seed: all(len(set(numbers)) <= 1 for numbers in answers["staleness"]),
+        "one number for all": _one_number_for_all,
     },
 )
 

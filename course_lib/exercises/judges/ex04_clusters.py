@@ -215,6 +215,7 @@ TRAIN = question(
             answers["counted"] < probes.UPDATES
             and answers["seen"]["at_once"] > 1
             and _each_applied_once(answers, seed) is not True
+            and (answers["seen"]["after_steps"] is None or answers["counted"] < max(answers["seen"]["counted"]))
         ),
         "not cut": lambda answers, seed: len(answers["seen"]["shards"]) == 1,
         "no optimizer": _no_optimizer,
@@ -347,7 +348,8 @@ def _from_nothing(answers, seed):
 def _counter_again(answers, seed):
     """The last attempt went on after a save, and counts its own updates alone."""
     *_, (_, _, began) = _began_after(answers, seed)
-    return 0 < began == probes.RUN - answers["counted"] and _applied(answers, seed, (began, probes.RUN)) is not True
+    forgotten = 0 < began == probes.RUN - answers["counted"] == probes.RUN - max(answers["seen"]["counted"])
+    return forgotten and _applied(answers, seed, (began, probes.RUN)) is not True
 
 
 def _count_lost(answers, seed):
@@ -429,7 +431,9 @@ RECOVERY = question(
     recognise={
         "nobody killed": lambda answers, seed: answers["stopped"]["error"] == probes.NOBODY_DIED,
         "groups counted": lambda answers, seed: (
-            _done(answers, 0)[:2] == [1, 2] and answers["counted"] != probes.RUN  # else each batch is a group
+            _done(answers, 0)[:2] == [1, 2]
+            and answers["at_once"] > 1
+            and answers["counted"] != probes.RUN  # else each batch is a group
         ),
         "reports too seldom": lambda answers, seed: _done(answers, 0)[0] > probes.TOGETHER,
         "one at a time": lambda answers, seed: answers["at_once"] == 1,

@@ -347,7 +347,9 @@ def _once_for_each_chip(answers, seed):
 def _fewer_steps(answers, seed):
     """Whether hosts read as many rows in a step as their chips compute, but some run out early."""
     pairs = [(read[0].shape, _wanted_shape(c, 0, seed)) for c, read in zip(probes.CLUSTERS, answers["read"])]
-    return all(got[1] == wanted[1] for got, wanted in pairs) and any(got[0] < wanted[0] for got, wanted in pairs)
+    one_host = pairs[0][0] == pairs[0][1]
+    few = any(got[0] < wanted[0] for got, wanted in pairs)
+    return one_host and few and all(got[1] == wanted[1] for got, wanted in pairs)
 
 
 def _repeats(rows):

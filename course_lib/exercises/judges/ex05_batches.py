@@ -97,6 +97,11 @@ OVER = {  # what a mean is taken over: of a batch's weights, the part of each po
 }
 
 
+def _over_all_rows(weights):
+    """Of rows without weight the mean counts as 0."""
+    return weights / np.maximum(weights.sum(axis=1, keepdims=True), 1) / len(weights)
+
+
 def _mean_is(*means):
     """Recognise a mean_loss that is one of these, and is not the right one.
 
@@ -162,7 +167,7 @@ def _rows(made):
 
 def _whole_rows_weighted(made, given):
     alike = all((weights == weights[:, :1]).all() for weights in made["weights"])
-    return alike and _rows(made) == len(given["examples"])
+    return alike and _rows(made) == len(given["examples"]) and not _all_weighted(made, given)
 
 
 def _all_weighted(made, given):
@@ -200,7 +205,20 @@ def _token_for_padding(answers, seed):
         return False
     pairs = [pair for made in answers["made"] for pair in zip(made["tokens"], made["weights"], strict=True)]
     numbers = np.unique(np.concatenate([tokens[weights == 0] for tokens, weights in pairs]))
-    return len(numbers) == 1 and all(np.array_equal(tokens != numbers, weights != 0) for tokens, weights in pairs)
+    examples = np.concatenate([example for given in probes.corpora(seed) for example in given["examples"]])
+    return (
+        len(numbers) == 1
+        and numbers[0] in examples
+        and all(np.array_equal(tokens != numbers, weights != 0) for tokens, weights in pairs)
+    )
+
+
+def _zero_for_padding(made, given):
+    """Weight is where no 0 stands, and some examples have one."""
+    pairs = zip(made["tokens"], made["weights"], strict=True)
+    return any((example == 0).any() for example in given["examples"]) and all(
+        np.array_equal(tokens != 0, weights != 0) for tokens, weights in pairs
+    )
 
 
 def _zeros_at_the_end(made, given):
@@ -211,8 +229,8 @@ def _zeros_at_the_end(made, given):
 
 
 def _padded_in_front(made, given):
-    """Every example is there, at the end of its row."""
-    if _missing(made, given) or _repeated(made, given):
+    """Every example is there, at the end of its row, and some not at its start."""
+    if _missing(made, given) or _repeated(made, given) or _nothing_lost(made, given) is True:
         return False
     return all(
         np.array_equal(weights[:, ::-1], np.arange(weights.shape[1]) < (weights != 0).sum(axis=1)[:, None])
@@ -276,9 +294,10 @@ def _few_digits(answers, seed):
 
 
 def _one_weight_a_row(answers, seed):
-    """The mean is divided by the number of rows where there are fewer tokens."""
-    (_, weights, wanted), got = probes.TINY_MEANS[1], answers["tiny_means"][1]
-    return abs(got - wanted / len(weights)) <= FLOAT32
+    """The mean is divided by the number of rows where there are fewer tokens, and is right elsewhere."""
+    wanted = [mean for *_, mean in probes.TINY_MEANS]
+    wanted[1] /= len(probes.TINY_MEANS[1][1])
+    return np.abs(np.subtract(answers["tiny_means"], wanted)).max() <= FLOAT32
 
 
 BATCHES = (_nothing_lost, _shapes_allowed, _little_padding)
@@ -343,14 +362,10 @@ FEW_SHAPES = question(
     recognise={
         "needs values": lambda answers, seed: any(stopped_by(word)(answers, seed) for word in _TRACED),
         "kept from the call before": _kept,
-        "batch of padding": lambda answers, seed: any(
-            not weights.any() for made in answers["made"] for weights in made["weights"]
+        "batch of padding": _in_call(
+            lambda made, given: not _missing(made, given) and any(not weights.any() for weights in made["weights"])
         ),
-        "zero taken for padding": _in_call(
-            lambda made, given: all(
-                np.array_equal(t != 0, w != 0) for t, w in zip(made["tokens"], made["weights"], strict=True)
-            )
-        ),
+        "zero taken for padding": _in_call(_zero_for_padding),
         "a number for padding": _token_for_padding,
         "zeros at the end": _in_call(_zeros_at_the_end),
         "whole rows weighted": _in_call(_whole_rows_weighted),
@@ -367,7 +382,7 @@ FEW_SHAPES = question(
         "one shape": _in_call(_one_shape),
         "longer than needed": _in_call(_longer_than_needed),
         "mean over all positions": _mean_is(OVER["positions"]),
-        "mean of means": _mean_is(OVER["rows"]),
+        "mean of means": _mean_is(OVER["rows"], _over_all_rows),
         "padding counted": _mean_is(
             lambda weights: np.full(weights.shape, 1 / weights.size),
             lambda weights: np.full(weights.shape, 1 / weights.sum()),

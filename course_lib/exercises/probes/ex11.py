@@ -237,8 +237,8 @@ def benchmarks(seed: int) -> list[tuple[dict[tuple[int, int], list[float]], int]
     """q5's (times, warm-up steps): one to be worked out by hand, and two drawn ones in an order of their own.
 
     They have an odd number of other steps and an even one, of some cases two fewer, other numbers of replicas, and on
-    the most replicas a batch more, of which no efficiency is asked. In the last one the most replicas are better than ideal, and some of the
-    first steps are the quickest.
+    the most replicas a batch more, of which no efficiency is asked. In the last one the most replicas are better than
+    ideal, and some of the first steps are the quickest.
     """
     rng = np.random.default_rng(seed)
     by_hand = {(2, 8): [9.0, 5.0, 5.0, 5.0, 5.0], (1, 4): [9.0, 2.0, 4.0, 4.0, 2.0], (1, 8): [9.0, 4.0, 4.0, 4.0, 4.0]}
