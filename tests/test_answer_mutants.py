@@ -30,10 +30,13 @@ ONCE_PASSED = [
     for exercise in judges.MODULES
     for row in recorded_mistakes.once_passed(exercise)
 ]
-ROW_BY_ROW = "np.stack([all_reduce(row @ kernel, 'model') for row in x])"
+ROW_BY_ROW = {  # y is summed in several calls
+    "def forward(": "import jax.numpy as jnp\n\n\ndef forward(",
+    'all_reduce(x @ kernel, "model")': "jnp.stack([all_reduce(row @ kernel, 'model') for row in x])",
+}
 ONCE_REFUSED = [  # right edits of published answers
     ("01_one_device", "q5", {"step(batch).numpy()": "print(float(loss := step(batch)), loss.numpy())"}),
-    ("07_tensor_parallelism_and_sharding", "q2", {'all_reduce(x @ kernel, "model")': ROW_BY_ROW}),
+    ("07_tensor_parallelism_and_sharding", "q2", ROW_BY_ROW),
 ]
 SOURCE = '''
 def steps(examples, batch, drop=False):
