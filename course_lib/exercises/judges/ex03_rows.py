@@ -251,7 +251,7 @@ ROWS_OF = question(
     targets=(
         Target("in every epoch each row is on one worker, once, the short last batch included", _every_row_once),
         Target("at each step all workers' rows together are the batch of a worker that is alone", _same_batches),
-        Target("at no step two workers' numbers of rows differ by more than 1", _even),
+        Target("at each step every worker has an even share of the batch's rows, rounded down or up", _even),
         Target("each pair of seed and epoch has an order of its own, and the same call gives the same rows", _orders),
     ),
     recognise={
