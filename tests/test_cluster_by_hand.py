@@ -814,6 +814,15 @@ def test_two_machines_that_agree():
     assert machine_links.host_and_port("[::1]:2") == ("::1", 2)
 
 
+def test_a_late_answer_says_less_about_a_clock():
+    """On a busy machine an answer takes seconds: the clock may be right."""
+    check = machine_check_of("a:1", "b:2", "c:3")
+    check._compare({"worker 1": peer_of(check, offset=2.5, doubt=2.0), "worker 2": peer_of(check, offset=-0.5)})
+    assert str(check.findings[-1]) == "ok    clock: clocks agree to 4.50 s"
+    check._compare({"worker 1": peer_of(check, offset=-3.5, doubt=2.0), "worker 2": peer_of(check)})
+    assert str(check.findings[-1]) == "FAULT clock: worker 1's clock differs by -3.5 s: synchronise both."
+
+
 def test_every_fault_of_machines_is_a_line():
     check = machine_check_of("a:1", "b:2", "c:3", "d:4", "e:5")
     silent = machine_links.Peer(error="nothing listens there")
@@ -878,9 +887,9 @@ def test_a_sum_is_tried_for_workers_alone():
     assert [*map(str, check.findings)] == [line] * 2
 
 
-def test_a_folder_is_shared_when_each_sees_the_others_word(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine_check, "HEARD_SECONDS", 0.0)
+def test_a_folder_is_shared_when_each_sees_the_others_word(tmp_path):
     check = machine_check_of("a:1", "b:2", "c:3", folder=tmp_path)
+    check.heard_seconds = 0.0
     assert check._write_token() and check._token("worker 0").name == ".course-check-worker-0"
     assert check._token("worker 0").read_text() == check._secret == check._hello()["token"]
     exchange = SimpleNamespace(peers={"worker 1": peer_of(check), "worker 2": machine_links.Peer()})
@@ -932,7 +941,7 @@ def test_an_answer_that_is_no_object_is_anothers():
 @pytest.mark.parametrize("shared", [True, False])
 def test_two_machines_check_each_other_on_loopback(shared, tmp_path, monkeypatch):
     """The whole check but TensorFlow's sum, which its own test runs."""
-    monkeypatch.setattr(machine_check, "HEARD_SECONDS", 20.0 if shared else 2.0)
+    monkeypatch.setattr(machine_check, "HEARD_SHARE", 1.0 if shared else 0.1)
     held = [processes.hold_port(0) for _ in range(2)]
     workers = [f"localhost:{port.getsockname()[1]}" for port, _ in held]
     asked, folders = [], [tmp_path / "a", tmp_path / ("a" if shared else "b")]

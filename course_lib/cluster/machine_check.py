@@ -26,7 +26,7 @@ from course_lib.errors import CourseError
 
 PACKAGES = ("tensorflow", "keras", "jax", "numpy")  # that training sees
 NAME_SECONDS = 3.0
-HEARD_SECONDS = 5.0  # for the others to reach this machine once this one has reached them
+HEARD_SHARE = 0.25  # of the seconds to wait: for the others to reach this machine once this one has reached them
 CLOCK_SECONDS = 1.0  # that two clocks may differ
 BUFFER_BYTES = 2**22  # of the test all-reduce
 
@@ -56,7 +56,7 @@ class MachineCheck:
     """
 
     def __init__(self, config: str, folder: Path | None = None, seconds: float = 20.0):
-        self.config, self.folder, self.seconds = config, folder, seconds
+        self.config, self.folder, self.seconds, self.heard_seconds = config, folder, seconds, HEARD_SHARE * seconds
         self.name, self.addresses = read_tf_config(config)
         if self.name not in self.addresses:
             raise CourseError(
@@ -90,14 +90,14 @@ class MachineCheck:
             written = self._write_token()
             try:
                 await exchange.ask_all(self.seconds)
-                await exchange.wait(lambda peer: peer.heard or not peer.hello, HEARD_SECONDS)
+                await exchange.wait(lambda peer: peer.heard or not peer.hello, self.heard_seconds)
                 self._compare(exchange.peers)
                 if written:
                     await self._read_tokens(exchange)
                 exchange.fine.set_result(self.fine)
-                await exchange.wait(lambda peer: peer.ready is not None or not peer.hello, HEARD_SECONDS)
+                await exchange.wait(lambda peer: peer.ready is not None or not peer.hello, self.heard_seconds)
             finally:
-                await exchange.end(HEARD_SECONDS)
+                await exchange.end(self.heard_seconds)
                 if written:
                     self._token(self.name).unlink(missing_ok=True)
         if self.fine and all(peer.ready for peer in exchange.peers.values()):
@@ -188,9 +188,9 @@ class MachineCheck:
             if peer.hello["versions"].get(package) != version
         ]
         self._say("versions", faults, ", ".join(f"{name} {version}" for name, version in self._versions.items()))
-        late = {name: peer.offset for name, peer in known.items() if abs(peer.offset) > CLOCK_SECONDS}
+        late = {name: peer.offset for name, peer in known.items() if abs(peer.offset) - peer.doubt > CLOCK_SECONDS}
         faults = [f"{name}'s clock differs by {offset:+.1f} s: synchronise both." for name, offset in late.items()]
-        most = max((abs(peer.offset) for peer in known.values()), default=0.0)
+        most = max((abs(peer.offset) + peer.doubt for peer in known.values()), default=0.0)
         self._say("clock", faults, f"clocks agree to {most:.2f} s")
 
     async def _read_tokens(self, exchange: Exchange) -> None:
@@ -202,7 +202,7 @@ class MachineCheck:
                 return self._token(name).read_text() == written[name]
             return False
 
-        until = time.monotonic() + HEARD_SECONDS
+        until = time.monotonic() + self.heard_seconds
         while (missing := [name for name in written if not seen(name)]) and time.monotonic() < until:
             await asyncio.sleep(RETRY_SECONDS)
         faults = [f"{self.folder} is not shared: what {name} wrote is not there." for name in missing]

@@ -25,6 +25,7 @@ class Peer:
 
     hello   what it said
     offset  its clock less ours, seconds
+    doubt   by how much the offset may be wrong: half of the time that its answer took
     rate    bytes per second to it
     error   why it was not reached
     heard   it has reached us
@@ -33,6 +34,7 @@ class Peer:
 
     hello: dict | None = None
     offset: float = 0.0
+    doubt: float = 0.0
     rate: float = 0.0
     error: str = "it did not answer"
     heard: bool = False
@@ -109,7 +111,8 @@ class Exchange:
                 began = time.time()
                 await _send(writer, self.hello())
                 hello = await asyncio.wait_for(_object(reader), CONNECT_SECONDS)
-                peer.offset = hello["time"] - (began + time.time()) / 2
+                ended = time.time()
+                peer.offset, peer.doubt = hello["time"] - (began + ended) / 2, (ended - began) / 2
                 peer.rate = await _rate(reader, writer)
                 peer.hello = hello
                 await _send(writer, {"probe": 0})
