@@ -16,6 +16,7 @@ import math
 import re
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,7 @@ SHAPES = {
     "parameter server": {"workers": 2, "parameter_servers": 1},
     "jax": {"workers": 1, "framework": "jax"},
 }
+AT_ONCE = 2  # clusters; their processes often wait
 LIMIT_SECONDS = 600
 # A deadlock shows at its limit alone, so what may deadlock has a cluster of its own and a short one.
 MAY_HANG, HANG_SECONDS = {("multi-worker", "loop", "overflow", ())}, 60
@@ -132,18 +134,22 @@ def reference_cases() -> list[Case]:
 
 
 def observe(wanted: list[Case], show=lambda text: None) -> dict[Case, object]:
-    """Execute cases; one that ends its processes costs the others a fresh start.
+    """Execute cases, each strategy's on a cluster of its own beside the others'.
 
     Returns  case to its runs, task by task, or to the Verdict of a case that did not return any
     """
-    found: dict[Case, object] = {}
-    for strategy in SHAPES:
-        own = [case for case in wanted if case[0] == strategy]
+
+    def of_strategy(strategy):
+        """One case that ends its processes costs the others a fresh start."""
+        own, found = [case for case in wanted if case[0] == strategy], {}
         for hanging, limit in [(False, LIMIT_SECONDS), (True, HANG_SECONDS)]:
             while rest := [case for case in own if (case in MAY_HANG) == hanging and case not in found]:
                 show(f"{strategy}: {len(rest)} to run")
                 found |= attempt(strategy, rest, limit)
-    return found
+        return found
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return {case: seen for found in pool.map(of_strategy, SHAPES) for case, seen in found.items()}
 
 
 def attempt(strategy: str, group: list[Case], limit_seconds: float) -> dict[Case, object]:
