@@ -96,9 +96,9 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
 
 
 def read(exercise: str) -> dict[tuple[str, str], dict]:
-    """By question and mistake: "source", its digest, and "answers"."""
-    lines = [json.loads(line) for line in (FOLDER / f"{exercise}.jsonl").read_text().splitlines()]
-    return {(line["question"], line["mistake"]): line | {"answers": unpack(line["answers"])} for line in lines}
+    """By question and mistake: "source", its digest, and "answers", packed."""
+    lines = map(json.loads, (FOLDER / f"{exercise}.jsonl").read_text().splitlines())
+    return {(line["question"], line["mistake"]): line for line in lines}
 
 
 def answers_of(exercise: str, question: Question, mistake: Mistake) -> Answers:
@@ -107,7 +107,7 @@ def answers_of(exercise: str, question: Question, mistake: Mistake) -> Answers:
     assert line.get("source") == source_digest(exercise, question, mistake), (
         f"its code has changed: run python tests/recorded_mistakes.py {exercise}"
     )
-    return line["answers"]
+    return unpack(line["answers"])
 
 
 def record(exercise: str, again: bool) -> None:
@@ -120,11 +120,11 @@ def record(exercise: str, again: bool) -> None:
         line, source = stored.get((question.name, mistake.name), {}), source_digest(exercise, question, mistake)
         if again or line.get("source") != source:
             answers = ask(question.probe, question.asks_for, stand_ins(exercise, question, mistake), SEED)
-            line = {"question": question.name, "mistake": mistake.name, "source": source, "answers": answers}
+            line = {"question": question.name, "mistake": mistake.name, "source": source, "answers": pack(answers)}
             print(f"{exercise} {question.name}: {mistake.name}", flush=True)
         lines.append(line)
     FOLDER.mkdir(exist_ok=True)
-    text = "".join(json.dumps(line | {"answers": pack(line["answers"])}) + "\n" for line in lines)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
     for place in (f"{ROOT}/", f"{sys.prefix}/"):  # an exception may quote files
         text = text.replace(place, "")
     (FOLDER / f"{exercise}.jsonl").write_text(text)

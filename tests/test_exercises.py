@@ -52,7 +52,7 @@ RECORDED = [
 def is_run(exercise, question, mistake) -> bool:
     """Of a question whose mistakes are recorded the first is run, and all where more seeds are asked for."""
     recorded = (exercise, question, mistake) in RECORDED
-    return not recorded or mistake is question.mistakes[0] or (0,) != seeds_of(question)
+    return not recorded or mistake is question.mistakes[0] or seeds_of(question) != (0,)
 
 
 def seeds_of(question) -> tuple[int, ...]:

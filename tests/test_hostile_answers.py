@@ -119,8 +119,7 @@ def test_only_the_right_answers_are_right(exercise, question, names):
 
 @pytest.mark.parametrize("exercise, question", RECORDED, ids=[f"{e}-{q.name}" for e, q in RECORDED])
 def test_recognising_survives_any_answers(exercise, question):
-    lines = recorded_mistakes.read(exercise).items()
-    recorded = (line["answers"] for (name, _), line in lines if name == question.name)
+    recorded = (recorded_mistakes.answers_of(exercise, question, mistake) for mistake in question.mistakes)
     answers = next(answers for answers in recorded if "stopped" not in answers)
     for path, value in places(answers):
         if len(path) <= 1:

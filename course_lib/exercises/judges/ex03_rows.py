@@ -62,15 +62,18 @@ def _even(answers, seed):
     for case, rows, _ in _shared_out(answers, seed):
         for step, parts in enumerate(zip(*rows)):
             sizes = [len(part) for part in parts]
-            if max(sizes) - min(sizes) > 1:
+            if not {*sizes} <= _shares(step, case["examples"], case["global_batch"], case["workers"]):
                 return f"{_setting(case)}: step {step} gives them {sizes} rows"
-    left, workers = probes.MANY, probes.FAR["workers"]
-    for step, sizes in enumerate(zip(*answers["far_rows"])):
-        batch = min(left, probes.FAR["global_batch"])
-        if not {*sizes} <= {batch // workers, -(-batch // workers)}:
-            return f"{_FAR}: step {step} gives {_TWO} {sizes[0]} and {sizes[1]} of {batch:,} rows"
-        left -= batch
+    for step, (one, other) in enumerate(zip(*answers["far_rows"])):
+        if not {one, other} <= _shares(step, probes.MANY, probes.FAR["global_batch"], probes.FAR["workers"]):
+            return f"{_FAR}: step {step} gives {_TWO} {one} and {other} rows"
     return True
+
+
+def _shares(step, examples, global_batch, workers):
+    """The numbers of rows that a worker may have in a step."""
+    batch = min(global_batch, max(0, examples - step * global_batch))
+    return {batch // workers, -(-batch // workers)}
 
 
 def _orders(answers, seed):

@@ -248,11 +248,10 @@ def _recorded(names, heavy: str, steps: int) -> dict[str, object]:
     for event in events:
         marks[event.name].append(event)
 
-    def within(name, outer):
-        """How many of the outer marks hold one of the inner, the first step's among them; a loss may be read again."""
+    def within(name, outer, most=1):
+        """How many of the outer marks hold one of the inner, or up to `most`, the first step's among them."""
         inners = marks[name] + marks[name.replace("probe: ", "probe: first ")] * name.startswith("probe: ")
-        held = [sum(_holds(mark, inner) for inner in inners) for mark in marks[outer]]
-        return sum(count >= 1 if name == "probe: wait" else count == 1 for count in held)
+        return sum(1 <= sum(_holds(mark, inner) for inner in inners) <= most for mark in marks[outer])
 
     replicas = {event.name.split("/")[0] for event in events if event.name.startswith("replica_")}
     return {
@@ -263,7 +262,7 @@ def _recorded(names, heavy: str, steps: int) -> dict[str, object]:
         "inputs_in_compute": within("input", "compute"),
         "inputs_before_compute": sum(_in_turn(mark, marks["input"], marks["compute"]) for mark in marks["train"]),
         "calls_in_compute": within("probe: call", "compute"),
-        "waits_in_compute": within("probe: wait", "compute"),
+        "waits_in_compute": within("probe: wait", "compute", most=len(events)),  # a loss may be read again
         "recorded_calls": len(marks["probe: call"]),
         "first_call_recorded": bool(marks["probe: first call"]),
         "first_wait_recorded": bool(marks["probe: first wait"]),
